@@ -327,6 +327,13 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(tmp_pat
         for name in ("all_gather of 4 ranks", "all_reduce of 2 ranks"):
             transfers.TensorFuture(torch.empty(2, device="cuda"), work, name=name).wait()
     assert waited == [(), ()], "of the device nobody can wait for a while"
+    names = []
+    work.wait = lambda: names.append(waits_in())
+    for operation in ("isend", "irecv"):  # the first message between two ranks waits for the other one
+        monkeypatch.setattr(torch.distributed, operation, lambda *_, group: names.append(waits_in()) or work)
+    transfers.start_send(torch.ones(2), 3, None, lambda: "activations").wait()
+    transfers.start_receive((2,), torch.float32, torch.device("cpu"), 1, None, lambda: "gradients").wait()
+    assert names == [*["send of activations to rank 3"] * 2, *["receive of gradients from rank 1"] * 2]
     wait_until(lambda: waits_in() == "all_gather of 4 ranks, result 2, on the device", "what is waited for is told")
     passed.add(0)
     wait_until(lambda: waits_in() == "all_reduce of 2 ranks, result 2, on the device", "what is waited for is told")

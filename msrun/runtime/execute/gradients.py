@@ -112,11 +112,10 @@ class GatheredGroup:
 
     def _fill(self, name: str, part: Tensor, member: PlacedParameter) -> None:
         """Put a gathered part, (ranks, elements of one), into the leaf: one copy, or none where the part will do."""
-        leaf = self.leaves.get(name)
+        leaf, shape = self.leaves.get(name), member.placement.used.local_shape(self.group.mesh, member.placement.shape)
         if member.placement.bounds:
-            part = part.reshape(-1)[: math.prod(member.placement.shape)]
+            part = part.reshape(-1)[: math.prod(shape)]
         if leaf is None:
-            shape = member.placement.used.local_shape(self.group.mesh, member.placement.shape)
             is_own = part.untyped_storage().nbytes() == part.numel() * part.element_size()
             if is_own or (part.is_contiguous() and not self.group.regathers):
                 whole = part.view(shape)

@@ -254,14 +254,6 @@ def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name, parts):
     assert lines[0].startswith(f"4 ranks as 2 x 2, semi_auto, hsdp {name.partition('-')[0]}")
 
 
-@slow_on_four
-def test_optimizer_state_is_cut_exactly_like_its_parameter():
-    optimizer = trained("level1-adam").optimizer
-    for parameter, state in optimizer.state.items():
-        held = size_of(value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
-        assert held == 2 * size_of([parameter])
-
-
 def whole_batch():
     return next(batches(1))
 

@@ -1,8 +1,8 @@
 """Parts of the work on the host: states of optimizers, its thread, and what a device never waits for."""
 
-import contextlib
 import copy
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -309,23 +309,15 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(tmp_pat
         found = board.read(0)
         return found.name if found.is_waiting else ""
 
-    recorded, passed, waited = [], set(), []
-
-    class Event:
-        def __init__(self, device):
-            assert device.type == "cuda"
-
-        def record(self):
-            recorded.append(self)
-
-        def query(self):
-            return recorded.index(self) in passed
-
-    monkeypatch.setattr(torch, "Event", Event)
+    waited, events = [], [mock.Mock(), mock.Mock()]
+    for event in events:
+        event.query.return_value = False
+    monkeypatch.setattr(torch, "Event", mock.Mock(side_effect=events))
     work = SimpleNamespace(is_completed=lambda: False, wait=lambda *limit: waited.append(limit))
     with FakeTensorMode():
         for name in ("all_gather of 4 ranks", "all_reduce of 2 ranks"):
             transfers.TensorFuture(torch.empty(2, device="cuda"), work, name=name).wait()
+    assert [event.record.call_count for event in events] == [1, 1]
     assert waited == [(), ()], "of the device nobody can wait for a while"
     names = []
     work.wait = lambda: names.append(waits_in())
@@ -335,63 +327,37 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(tmp_pat
     transfers.start_receive((2,), torch.float32, torch.device("cpu"), 1, None, lambda: "gradients").wait()
     assert names == [*["send of activations to rank 3"] * 2, *["receive of gradients from rank 1"] * 2]
     wait_until(lambda: waits_in() == "all_gather of 4 ranks, result 2, on the device", "what is waited for is told")
-    passed.add(0)
+    events[0].query.return_value = True
     wait_until(lambda: waits_in() == "all_reduce of 2 ranks, result 2, on the device", "what is waited for is told")
-    passed.add(1)
+    events[1].query.return_value = True
     wait_until(lambda: waits_in() == "", "what is waited for is told")
     board.close()
 
 
 def test_copies_of_a_device_have_a_stream_for_each_direction_and_are_waited_for_once(monkeypatch):
-    device, notes = torch.device("cuda", 127), []
-
-    class Stream:
-        def __init__(self, of):
-            assert of == device
-            self.name = f"stream {sum('begins' in note for note in notes)}"
-            notes.append(f"{self.name} begins")
-
-        def wait_stream(self, other):
-            notes.append(f"{self.name} waits for {other.name}")
-
-        def record_event(self):
-            return SimpleNamespace(stream=self, synchronize=lambda: notes.append(f"the host waits for {self.name}"))
-
-        def wait_event(self, event):
-            notes.append(f"{self.name} waits for {event.stream.name}")
-
-    @contextlib.contextmanager
-    def using(what):
-        notes.append(f"in {getattr(what, 'name', what)}")
-        yield
-
-    def copy_to(memory, value, *, non_blocking):
-        assert non_blocking
-        notes.append(f"{value.device} is copied")
-        return memory
-
-    own = Stream(device)
-    module = SimpleNamespace(Stream=Stream, current_stream=lambda of: {device: own}[of], device=using, stream=using)
-    monkeypatch.setattr(torch, "get_device_module", {"cuda": module}.__getitem__)
+    device, streams = torch.device("cuda", 127), mock.MagicMock()
+    streams.Stream.side_effect = [streams.there, streams.back]
+    streams.current_stream.return_value = streams.own
+    monkeypatch.setattr(torch, "get_device_module", {"cuda": streams}.__getitem__)
     monkeypatch.setattr(world, "device", lambda: device)
-    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: notes.append(f"{x.device} is read in {stream.name}"))
-    monkeypatch.setattr(Tensor, "copy_", copy_to)
+    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: stream.reads(x.device))
+    monkeypatch.setattr(Tensor, "copy_", lambda to, value, **words: streams.copy(value.device, **words) and to)
+    copies = mock.call.copy(device, non_blocking=True), mock.call.copy(torch.device("cpu"), non_blocking=True)
+    there = [mock.call.there.wait_stream(streams.own), mock.call.there.reads(device), mock.call.stream(streams.there)]
+    there += [copies[0], mock.call.there.record_event(), mock.call.there.record_event().synchronize()]
+    back = [mock.call.stream(streams.back), copies[1], mock.call.back.record_event()]
+    back += [mock.call.own.wait_event(streams.back.record_event()), mock.call.own.reads(device)]
     transfers.traffic.reset()
-    with FakeTensorMode():
-        for value, to_host in ((torch.empty(3, device=device), True), (torch.empty(5), False)) * 2:
-            copying = transfers.start_copy(value, to_host=to_host)
+    for value, to_host in ((4, True), (5, False)) * 2:
+        streams.reset_mock()
+        with FakeTensorMode():
+            copying = transfers.start_copy(torch.empty(value, device=device if to_host else "cpu"), to_host=to_host)
             copied = copying.wait()
-            assert copied is copying.wait()
-            assert (copied.shape, copied.device.type) == (value.shape, "cpu" if to_host else "cuda")
-    there = ["in cuda:127", "stream 1 waits for stream 0", "cuda:127 is read in stream 1", "in stream 1"]
-    there += ["cuda:127 is copied", "the host waits for stream 1"]
-    back = [
-        "in cuda:127",
-        "in stream 2",
-        "cpu is copied",
-        "stream 0 waits for stream 2",
-        "cuda:127 is read in stream 0",
-    ]
-    assert [note for note in notes if "begins" not in note] == (there + back) * 2
-    assert len(notes) - 2 * len(there + back) == 3
-    assert transfers.traffic.bytes == {"to_host": 24, "to_device": 40}
+            assert copied is copying.wait() and copied.device == (torch.device("cpu") if to_host else device)
+        found = [
+            call
+            for call in streams.mock_calls
+            if "__" not in call[0] and call[0] not in ("Stream", "device", "current_stream")
+        ]
+        assert found == (there if to_host else back)
+    assert transfers.traffic.bytes == {"to_host": 32, "to_device": 40}

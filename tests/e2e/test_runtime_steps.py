@@ -221,24 +221,6 @@ def test_losses_gradients_weights_and_number_of_messages_are_those_of_one_proces
     assert ("added up" in text, "means over the global batch" in text) == (adds_up, not adds_up)
 
 
-CUT, WHOLE = 2 * BLOCKS * WIDTH * HIDDEN, WIDTH * (FEATURES + 1) + BLOCKS * HIDDEN + CLASSES * (WIDTH + 1)
-"""Numbers in parameters that are cut with a threshold, and in the others."""
-
-
-@slow_on_four
-@pytest.mark.parametrize("name", ["level1", "level2", "copies-level1", "never-fused"])
-def test_bytes_of_optimizer_parallel_are_the_closed_form(name):
-    """Gather: this rank's parts. Reduce-scatter: the whole gradients. All-reduce: whole parameters, and sum and count
-    of every loss."""
-    moved, item = trained(name).moved["bytes"], 8
-    copies = 2 if name == "copies-level1" else 1
-    assert moved == {
-        "all_gather": CUT * item // RANKS,
-        "reduce_scatter": CUT * item,
-        "all_reduce": WHOLE * item + 2 * item * copies,
-    }
-
-
 @slow_on_four
 @pytest.mark.parametrize(("name", "parts"), [("level1", 4), ("level3", 4), ("level1-shard-size-2", 2)])
 def test_cut_parameters_take_their_share_and_small_ones_stay_whole(name, parts):

@@ -12,7 +12,7 @@ from training_habits.verdict import judge
 
 ROWS = [(mode, name) for name, habit in HABITS.items() for mode in habit.modes]
 FAST = {
-    "hsdp level3": ("a row set through .data",),
+    "hsdp level3": ("a row set through .data", "weights among the results"),
     "shard": ("draw: variational autoencoder",),
     "data_parallel": ("results in a dataclass, loss outside", "mask of uneven rows, mean over what is left"),
     "data_parallel hsdp": ("batch norm, then evaluation",),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from local_parts import local
@@ -31,7 +32,7 @@ from msrun.runtime import (
     shard,
     value_and_grad,
 )
-from msrun.runtime.execute.transfers import traffic
+from msrun.runtime.execute.transfers import start_gather_of, traffic
 
 EXACT = 1e-10
 on_four = on_ranks(4)
@@ -273,6 +274,8 @@ def test_communication_operator_has_the_result_and_the_gradient_of_the_sum_of_lo
 
 
 @on_ranks(4, env={"MSRUN_CPU_BACKEND": "gloo"})
-def test_parts_that_gloo_exchanges_are_added_up_as_well():
+def test_parts_that_gloo_exchanges_are_added_up_as_well(ranks):
     name = "reduce-scatter-last"
     check(*operator(name, None, [0, 1, 2, 3]), [0, 1, 2, 3], MOVES[name])
+    parts = torch.arange(20.0).view(4, 5)
+    assert torch.equal(start_gather_of(parts[ranks.rank].split([2, 3]), dist.group.WORLD).wait(), parts)

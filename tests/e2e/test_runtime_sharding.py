@@ -127,6 +127,7 @@ def decorated_function():
 
 def region():
     net = Mlp()
+    net.fc2 = nn.Linear(HIDDEN, OUTPUTS + 1)  # level3 cuts its rows into unequal parts
     plan = {
         "fc1.weight": TWO_BY_THREE("mp", "None"),
         "fc1.bias": TWO_BY_THREE("mp"),

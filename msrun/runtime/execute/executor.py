@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from msrun.errors import ParallelError
 from msrun.runtime.execute.gradients import (
     GradientGroup,
     LeavingGradients,
@@ -130,21 +129,21 @@ class Executor:
         mesh: Mesh,
         rank: int,
         buffers: Mapping[Name, Tensor],
-        gradient_groups: Sequence[GradientGroup] | None = None,
-        regions: Sequence[Region] = (),
-        memory_of: Mapping[Name, Name] | None = None,
+        gradient_groups: Sequence[GradientGroup],
+        regions: Sequence[Region],
+        memory_of: Mapping[Name, Name],
     ) -> None:
         """Make an executor.
 
         Args:
-            gradient_groups: parameters whose gradients travel together; None: those that are gathered together.
+            gradient_groups: parameters whose gradients travel together.
             regions: what is recomputed; `segments` are cut at their borders.
             memory_of: value -> the parameter whose memory it is, of those that are given back before the step ends.
         """
         self._program = program
         self.segments = list(segments)
         self.groups = list(groups)
-        self.gradient_groups = list(gradient_groups or map(GradientGroup.of, self.groups))
+        self.gradient_groups = list(gradient_groups)
         self.regions = list(regions)
         self.replays = plan_replays(self.segments, regions, program.outputs)
         self._mesh = mesh
@@ -162,7 +161,7 @@ class Executor:
             self._buffer_plan,
             mesh=mesh,
             rank=rank,
-            memory_of=memory_of or {},
+            memory_of=memory_of,
         )
         changed = set(self._buffer_plan.written)
         self._fixed_buffers = {name: value for name, value in buffers.items() if name not in changed}
@@ -248,10 +247,7 @@ class Executor:
                 copy.values[PLACE] = torch.tensor(self._rank - self._mesh.first_rank)
             if DRAW in self._asked:
                 draw = current_draw.get()
-                if draw is None:
-                    raise ParallelError(
-                        "a network with dropout runs only inside AutoParallel: its call draws the masks"
-                    )
+                assert draw is not None  # it is set while AutoParallel runs a network
                 copy.values[DRAW] = draw.key(index).to_tensor()
 
     def _prefetch(self, step: Step, index: int) -> None:

@@ -62,16 +62,6 @@ class ParameterGroup:
         value = member.part
         return value if self.dtype is None else value.to(self.dtype)
 
-    def local_bytes(self) -> int:
-        """Return the bytes of the members' stored parts."""
-        return sum(part.numel() * part.element_size() for part in (m.part for m in self.members))
-
-    def gathered_bytes(self) -> int:
-        """Return the bytes that gathering takes on top of the stored parts; 0 when they are used as they are stored."""
-        count = sum(m.sent_numel for m in self.members)
-        item = (self.dtype or self.members[0].parameter.dtype).itemsize
-        return count * item * self.mesh.extent(self.shard_axes) if self.shard_axes else 0
-
 
 @dataclass
 class GatheredGroup:
@@ -122,11 +112,10 @@ class GatheredGroup:
 
     def _fill(self, name: str, part: Tensor, member: PlacedParameter) -> None:
         """Put a gathered part, (ranks, elements of one), into the leaf: one copy, or none where the part will do."""
-        leaf = self.leaves.get(name)
+        leaf, shape = self.leaves.get(name), member.placement.used.local_shape(self.group.mesh, member.placement.shape)
         if member.placement.bounds:
-            part = part.reshape(-1)[: math.prod(member.placement.shape)]
+            part = part.reshape(-1)[: math.prod(shape)]
         if leaf is None:
-            shape = member.placement.used.local_shape(self.group.mesh, member.placement.shape)
             is_own = part.untyped_storage().nbytes() == part.numel() * part.element_size()
             if is_own or (part.is_contiguous() and not self.group.regathers):
                 whole = part.view(shape)
@@ -139,13 +128,6 @@ class GatheredGroup:
         leaf.untyped_storage().resize_(leaf.numel() * leaf.element_size())
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(leaf):  # type: ignore[attr-defined]
             leaf.view(part.shape).copy_(part)
-
-    def held_bytes(self) -> int:
-        """Return the bytes of gathered parts that are held or on their way now."""
-        if not self.group.shard_axes:
-            return 0
-        storages = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in self.leaves.values()}
-        return sum(storages.values()) + (self.group.gathered_bytes() if self._future is not None else 0)
 
     def lend(self, message: TensorFuture) -> None:
         """Keep the memory until a message that is read from it has arrived."""
@@ -265,11 +247,6 @@ class GradientGroup:
     may_be_rows: bool = False
     """Of one member: its gradient may be sparse, and then its rows travel."""
 
-    @staticmethod
-    def of(group: ParameterGroup) -> GradientGroup:
-        """Return the group whose members are gathered together too."""
-        return GradientGroup(group.members, group.placeholders, group.partial_axes, group.mesh, group.rank)
-
     @property
     def shard_axes(self) -> Axes:
         """The shard axes of all members."""
@@ -285,18 +262,13 @@ class GradientGroup:
 
         A sparse gradient is given as it is, with the rows of all ranks.
         """
-        if grads[0].is_sparse:
-            (rows,) = grads
-            return (
-                start_row_sum(rows, axes_group(self.mesh, self.partial_axes))
-                if self.partial_axes
-                else TensorFuture(rows)
-            )
         if self.shard_axes:
             return _start_sharded(self, grads)
-        if self.partial_axes:
-            return start_all_reduce(flatten(grads), axes_group(self.mesh, self.partial_axes), in_place=True)
-        return TensorFuture(flatten(grads))
+        ranks = axes_group(self.mesh, self.partial_axes)
+        if grads[0].is_sparse:
+            (rows,) = grads
+            return start_row_sum(rows, ranks)
+        return start_all_reduce(flatten(grads), ranks, in_place=True)
 
 
 def plan_departures(segments: Sequence[Segment], groups: Sequence[GradientGroup]) -> dict[int, list[int]]:
@@ -316,7 +288,8 @@ class GradientSum:
 
     def __init__(self, group: GradientGroup) -> None:
         self.group = group
-        self._total: Tensor | None = None
+        self.total: Tensor | None = None
+        """Of the stored parts, of what was sent off and has arrived."""
         self._future: TensorFuture | None = None
         self._reached: set[str] = set()
         """Placeholders of the parameters that have a gradient."""
@@ -332,35 +305,21 @@ class GradientSum:
         """Send off what the leaves hold and return the whole sum, which may still be on its way."""
         self.settle()
         if not self._has_new(leaf_of):
-            return PendingGradients(
-                self.group, self._reached, None if self._total is None else TensorFuture(self._total)
-            )
+            return PendingGradients(self.group, self._reached, None if self.total is None else TensorFuture(self.total))
         grads = self._take(leaf_of)
         if not self.group.is_sent:
             return PendingGradients(self.group, self._reached, None, grads)
-        return PendingGradients(self.group, self._reached, self.group.start(grads), before=self._total)
+        return PendingGradients(self.group, self._reached, self.group.start(grads), before=self.total)
 
     def _has_new(self, leaf_of: Callable[[str], Tensor]) -> bool:
         """Return whether a backward pass has left gradients."""
         return any(leaf_of(name).grad is not None for name in self.group.placeholders)
 
-    def kept_bytes(self, leaf_of: Callable[[str], Tensor]) -> int:
-        """Return the bytes of gradients that are held now."""
-        grads = [leaf_of(name).grad for name in self.group.placeholders]
-        kept = [*grads, self._total, self._future.wait() if self._future is not None else None]
-        values = [grad._values() if grad.is_sparse else grad for grad in kept if grad is not None]
-        return sum(value.numel() * value.element_size() for value in values)
-
-    @property
-    def is_heavy(self) -> bool:
-        """True while a message takes more memory than what comes of it."""
-        return self._future is not None
-
     def settle(self) -> None:
         """Wait for what was sent off, add it and let go of the message."""
         if self._future is not None:
             part = self._future.wait()
-            self._total = part if self._total is None else self._total.add_(part)
+            self.total = part if self.total is None else self.total.add_(part)
             self._future = None
 
     def _take(self, leaf_of: Callable[[str], Tensor]) -> list[Tensor]:
@@ -447,8 +406,9 @@ class LeavingGradients:
 
     def make_room(self, sums: Sequence[GradientSum]) -> None:
         """Wait for messages that hold whole parameters' worth of memory: the next one shall have their room."""
-        in_flight: list[PendingGradients | GradientSum] = [*self._messages, *sums]
-        for message in in_flight:
+        for total in sums:
+            total.settle()
+        for message in self._messages:
             if message.is_heavy:
                 message.settle()
 
@@ -481,14 +441,6 @@ class StepParameters:
     def leaf(self, name: str) -> Tensor:
         """Return the part that operators read, by its placeholder."""
         return self._of[name].leaves[name]
-
-    def gathered_bytes(self) -> int:
-        """Return the bytes of gathered parts that are held now, without parameters that are used as they are stored."""
-        return sum(gathered.held_bytes() for gathered in self.gathered)
-
-    def gradient_bytes(self) -> int:
-        """Return the bytes of gradients that are held now."""
-        return sum(gradient.kept_bytes(self.leaf) for gradient in self.sums)
 
 
 def _as_type(value: Tensor, dtype: torch.dtype) -> Tensor:

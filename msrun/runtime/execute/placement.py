@@ -74,7 +74,7 @@ class Placement:
     @cached_property
     def sent_numel(self) -> int:
         """Elements of a part in messages, which are equally large on all ranks: those of the largest part."""
-        largest = (self.bounds[1], *self.shape[1:]) if self.bounds and self.shard_axes else self.local_shape
+        largest = (self.bounds[1], *self.local_shape[1:]) if self.bounds and self.shard_axes else self.local_shape
         return math.prod(largest)
 
     @property

@@ -380,11 +380,9 @@ def start_forward(
             return start_reduce_scatter(value, group, collective.dim)
         case "exchange":
             return start_exchange(value, group, collective.dim, collective.from_dim)
-        case "halo":
-            place = _place(collective, mesh, rank)
-            message = window_message(value, *place)
-            return start_halo(message, group, lambda pieces: join_window(value, pieces, *place))
-    raise AssertionError(collective.kind)
+    place = _place_in_window(collective, mesh, rank)
+    message = window_message(value, *place)
+    return start_halo(message, group, lambda pieces: join_window(value, pieces, *place))
 
 
 def start_backward(
@@ -407,16 +405,14 @@ def start_backward(
             return start_gather(grad, group, collective.dim)
         case "exchange":
             return start_exchange(grad, group, collective.from_dim, collective.dim)
-        case "halo":
-            place = _place(collective, mesh, rank)
-            message = gradient_message(grad, *place)
-            return start_halo(message, group, lambda pieces: add_gradients(grad, pieces, *place))
-    raise AssertionError(collective.kind)
+    place = _place_in_window(collective, mesh, rank)
+    message = gradient_message(grad, *place)
+    return start_halo(message, group, lambda pieces: add_gradients(grad, pieces, *place))
 
 
-def _place(collective: Collective, mesh: Mesh, rank: int) -> tuple[int, Window, int, int]:
-    """Return dimension, window, this rank's index and the number of parts."""
-    assert collective.window is not None
+def _place_in_window(collective: Collective, mesh: Mesh, rank: int) -> tuple[int, Window, int, int]:
+    """Return dimension, window, this rank's index and the number of parts, of a halo."""
+    assert collective.window is not None, collective.kind
     return collective.dim, collective.window, mesh.index(rank, collective.axes), mesh.extent(collective.axes)
 
 
@@ -439,12 +435,10 @@ def start_copy(value: Tensor, *, to_host: bool) -> TensorFuture:
     with devices.device(accelerator):
         if to_host:
             stream.wait_stream(devices.current_stream(accelerator))
+            value.record_stream(stream)
         with devices.stream(stream):
-            if to_host:
-                copied = torch.empty_like(value, device=HOST, pin_memory=True).copy_(value, non_blocking=True)
-                value.record_stream(stream)
-            else:
-                copied = value.to(accelerator, non_blocking=True)
+            memory = HOST if to_host else accelerator
+            copied = torch.empty_like(value, device=memory, pin_memory=to_host).copy_(value, non_blocking=True)
             return _Copying(value, copied, stream.record_event())
 
 

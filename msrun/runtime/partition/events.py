@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from msrun.runtime.cost.devices import DeviceProfile
 from msrun.runtime.cost.operators import NOTHING, TensorSpec, Work, backward_work, forward_work, has_device_kernels
 from msrun.runtime.partition.collective_messages import LocalCollective, result_shape
-from msrun.runtime.partition.program import ORIGIN, LocalProgram
+from msrun.runtime.partition.program import LocalProgram
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
 from msrun.runtime.sharding.operators.rule import (
@@ -82,8 +82,6 @@ class Event:
     """Memory that is kept for the backward pass."""
     crossing: tuple[Collective, TensorSpec] | None = None
     """The collective that it is, or runs inside, and its input."""
-    is_known: bool = True
-    """False of an operator that needs values: what it is made of and keeps is not told."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +126,14 @@ class StepEvents:
         return LocalCollective(*event.crossing, has_gradient=event.node in self.reached)
 
 
-def tell(program: LocalProgram, operators: Operators | None = None, *, is_strict: bool = True) -> StepEvents:
+def tell(program: LocalProgram, operators: Operators | None = None) -> StepEvents:
     """Return the events of a training step of a program.
 
     Args:
         operators: what is known of other programs' operators on the same mesh.
-        is_strict: an operator that needs values, which only a run has, is an error; else its results are taken to be
-            as large as they were when the network was captured.
 
     Raises:
-        RuntimeError: there is such an operator.
+        RuntimeError: an operator needs values, which only a run has.
     """
     run = _Run(operators or Operators(program.mesh))
     for use in program.parameters.values():
@@ -148,18 +144,9 @@ def tell(program: LocalProgram, operators: Operators | None = None, *, is_strict
         run.give_part(node, TensorLayout.replicated(node.meta["val"].dim()), requires_grad=False)
     run.give_by_executor(program.graph)
     given = frozenset(range(len(run.storages)))
-    run.run(program.graph, None if is_strict else lambda node: _captured_result(node, program))
+    run.run(program.graph)
     values = {node: value for node, value in run.values.items() if isinstance(value, LocalValue)}
     return StepEvents(program, values, run.events, run.storages, given)
-
-
-def _captured_result(node: fx.Node, program: LocalProgram) -> TensorSpec | None:
-    """Return what the captured operator behind a local one gives on a rank; None: no tensor, or several."""
-    captured = node.meta.get(ORIGIN)
-    if captured is None or captured.name not in program.values or not isinstance(captured.meta.get("val"), Tensor):
-        return None
-    value, (_, layout) = captured.meta["val"], program.values[captured.name]
-    return TensorSpec(layout.local_shape(program.mesh, value.shape), value.dtype)
 
 
 def gradient_reaches(results: Iterable[fx.Node], values: LocalValues) -> set[fx.Node]:
@@ -272,16 +259,6 @@ class Operators:
         forward, backward = (replace(work, operations=work.operations * rounds) for work in works)
         return forward, backward
 
-    def unknown(self, node: fx.Node, given: Sequence[LocalValue], result: TensorSpec) -> _Done:
-        """Return what is known of an operator that needs values: the size of its result."""
-        needed = [index for index, each in enumerate(given) if each.requires_grad]
-        has_grad = bool(needed) and has_gradient(result.dtype)
-        stride = torch.empty(result.shape, device="meta").stride()
-        device = given[0].device if given else torch.device("cpu")
-        value = LocalValue(result.shape, result.dtype, has_grad, stride, device, len(given))
-        works = self._works(node, [each.spec for each in given], [result], needed)
-        return _Done(value, (result.nbytes,), frozenset(), *works)
-
 
 class _Run:
     """Runs a local graph operator by operator."""
@@ -315,31 +292,18 @@ class _Run:
                 other = others[node.name]
                 self.give(node, other.shape, other.dtype, other.device, requires_grad=False)
 
-    def run(self, graph: fx.Graph, known: Callable[[fx.Node], TensorSpec | None] | None = None) -> None:
-        """Run a graph whose placeholders have been given.
-
-        Args:
-            known: what an operator gives that cannot be run without values; None: it is an error.
-        """
+    def run(self, graph: fx.Graph) -> None:
+        """Run a graph whose placeholders have been given."""
         for node in graph.nodes:
             if node.op != "call_function":
                 continue
             if node.target is operator.getitem and isinstance(self.values.get(node.args[0]), list | tuple):
                 self.values[node] = self.values[node.args[0]][node.args[1]]
                 continue
-            given, is_known = _values_of(node, self.values), True
-            try:
-                done = self._operators.done(node, self.values, given)
-            except (RuntimeError, KeyError):
-                spec = known(node) if known is not None else None
-                if known is None:
-                    raise
-                if spec is None:
-                    continue
-                done, is_known = self._operators.unknown(node, given, spec), False
-            self._add(node, done, given, is_known=is_known)
+            given = _values_of(node, self.values)
+            self._add(node, self._operators.done(node, self.values, given), given)
 
-    def _add(self, node: fx.Node, done: _Done, given: Sequence[LocalValue], *, is_known: bool) -> None:
+    def _add(self, node: fx.Node, done: _Done, given: Sequence[LocalValue]) -> None:
         first = len(self.storages) - len(given)
 
         def number(own: int) -> int:
@@ -352,7 +316,7 @@ class _Run:
         collective = collective_of(node)
         crossing = None if collective is None else (collective, self.values[cast(fx.Node, node.args[0])].spec)
         saved = frozenset(map(number, done.saved))
-        self.events.append(Event(node, done.forward, done.backward, saved, crossing, is_known))
+        self.events.append(Event(node, done.forward, done.backward, saved, crossing))
 
 
 def _values_of(node: fx.Node, values: Mapping[fx.Node, Any]) -> list[LocalValue]:
@@ -460,10 +424,7 @@ class LocalWorks:
         cut = tuple(sorted((label, axes) for label, axes in split.items() if axes))
         key = (self.signature(call.node), cut, tuple(differentiable))
         if key not in self._known:
-            try:
-                self._known[key] = self._run(call, rule, form, split, differentiable)
-            except RuntimeError:  # an operator that needs values
-                self._known[key] = self._by_shapes(call, form, split, differentiable)
+            self._known[key] = self._run(call, rule, form, split, differentiable)
         return self._known[key]
 
     def _run(
@@ -494,18 +455,6 @@ class LocalWorks:
         layouts = [form.layout_of_input(index, split, self.mesh) for index in range(len(form.inputs))]
         values = [tensor.meta["val"] for tensor in call.tensors]
         return [TensorSpec(x.local_shape(self.mesh, v.shape), v.dtype) for x, v in zip(layouts, values, strict=True)]
-
-    def _by_shapes(
-        self, call: OperatorCall, form: Form, split: LabelSplit, differentiable: Sequence[bool]
-    ) -> LocalWork:
-        inputs = self._inputs(call, form, split)
-        value = call.node.meta["val"]
-        dtype = value.dtype if isinstance(value, Tensor) else inputs[0].dtype if inputs else torch.float32
-        results = [TensorSpec(form.layout(form.output, split).local_shape(self.mesh, call.output_shape), dtype)]
-        needed = [index for index, is_needed in enumerate(differentiable) if is_needed]
-        target = call.node.target
-        forward = forward_work(target, inputs, results)
-        return LocalWork((forward,), (backward_work(target, inputs, results, needed),))
 
 
 def has_gradient(dtype: torch.dtype) -> bool:

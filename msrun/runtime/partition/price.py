@@ -119,12 +119,6 @@ class OperatorPrice:
     forward_messages: list[PricedMessage] = field(default_factory=list)
     backward_messages: list[PricedMessage] = field(default_factory=list)
 
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        messages = (*self.forward_messages, *self.backward_messages)
-        return self.forward_s + self.backward_s + sum(each.seconds for each in messages)
-
 
 @dataclass(frozen=True)
 class PriceSummary:
@@ -186,7 +180,6 @@ class Price(PriceSummary):
     """Of gradients of parameters."""
     activations: Mapping[str, int]
     """captured operator -> bytes of what it makes, or brings to itself, and is kept between the passes"""
-    notes: tuple[str, ...]
 
     @property
     def summary(self) -> PriceSummary:
@@ -209,7 +202,7 @@ def price(
         rank: only parts of halos differ between ranks; None: the mesh's first.
         events: of these decisions, where they have been told already.
     """
-    events = events or tell(lower(captured, decisions), is_strict=False)
+    events = events or tell(lower(captured, decisions))
     rank = decisions.mesh.first_rank if rank is None else rank
     return _Pricing(captured, events, device, step or StepSpec(), rank).run()
 
@@ -239,7 +232,6 @@ class _Pricing:
             if node.target is not operator.getitem
         }
         prices[RESULTS] = OperatorPrice(RESULTS)
-        notes: dict[str, None] = {}
         with_messages: set[str] = set()
         for event in self._events.events:
             own = prices[_owner(event.node)]
@@ -250,9 +242,7 @@ class _Pricing:
                 is_own = OWN in event.node.meta  # ranks come to the first of these from computing
                 self._add_messages(own, self._events.crossing(event), waits=not is_own or own.name not in with_messages)
                 with_messages |= {own.name} if is_own else set()
-            if not event.is_known:
-                notes[f"{event.node.target} needs values: its own messages and what it keeps are not priced"] = None
-        return self._with_parameters(tuple(prices.values()), tuple(notes))
+        return self._with_parameters(tuple(prices.values()))
 
     def _kept_bytes(self) -> dict[str, int]:
         """Return for every operator the bytes that are kept between the passes beside what exists before the step."""
@@ -305,7 +295,7 @@ class _Pricing:
 
     # -- parameters ---------------------------------------------------------------------------------------------
 
-    def _with_parameters(self, operators: tuple[OperatorPrice, ...], notes: tuple[str, ...]) -> Price:
+    def _with_parameters(self, operators: tuple[OperatorPrice, ...]) -> Price:
         gathers: list[PricedMessage] = []
         sums: list[PricedMessage] = []
         stored_bytes = gathered_bytes = gradient_bytes = optimizer_bytes = 0
@@ -353,7 +343,6 @@ class _Pricing:
             gathers=tuple(gathers),
             sums=tuple(sums),
             activations=kept,
-            notes=notes,
         )
 
 

@@ -100,7 +100,7 @@ class Found:
         if self.activation_limit_bytes is not None:
             limit = f"{self.activation_limit_bytes / MB:.1f} MB"
             lines.append(f"searched: modules are recomputed until activations fit into {limit}")
-        return [*lines, *self.plan.price.notes]
+        return lines
 
 
 class StepOf(Protocol):
@@ -204,7 +204,7 @@ class Search:
 
     def _plan(self, splits: Splits, name: str) -> Plan:
         decisions = decide(self._captured, self._mesh, replace(self._given, splits=splits, is_strict=False))
-        events = tell(lower(self._captured, decisions), self._operators, is_strict=False)
+        events = tell(lower(self._captured, decisions), self._operators)
         return Plan(splits, decisions, events, self._price(decisions, events, shards_all=False), name)
 
     def _priced(self, plan: Plan, *, shards_all: bool) -> Plan:

@@ -40,9 +40,9 @@ from msrun.runtime.parallel.plan import GroupPlan, ParameterPlan
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.partition.collective_messages import CollectiveTraffic, Message, Totals
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.events import LocalWork
+from msrun.runtime.partition.events import LocalWork, tell
 from msrun.runtime.partition.partition import lower
-from msrun.runtime.partition.price import StepSpec, price
+from msrun.runtime.partition.price import GradientFlow, StepSpec, price
 from msrun.runtime.partition.program import OperatorPlan, Use
 from msrun.runtime.partition.reads import ParameterUses
 from msrun.runtime.schedule.replay import ActivationEstimate
@@ -467,6 +467,34 @@ def test_a_transformers_activations_are_priced_as_its_segments_keep_them(data, m
     assert found.parameter_bytes == 4 * sum(torch.Size(shape).numel() for shape in stored)
     assert found.optimizer_bytes == 2 * found.parameter_bytes
     assert found.gradient_bytes == found.parameter_bytes
+
+
+class PartlyRead(nn.Module):
+    """The loss reads one half of a result; the other one goes to a further result, and into the loss detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.beside = nn.Linear(16, 8), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.down.bias.requires_grad_(requires_grad=False)
+        shard(self.up, ((4, 1), (1, 1)), out_strategy=((4, 1),))
+
+    def forward(self, x):
+        left, right = torch.tanh(self.up(x)).chunk(2, -1)
+        return (self.down(left) + right.detach()).square().mean(), self.beside(right)
+
+
+def test_gradients_are_those_that_the_loss_gives_and_state_is_kept_of_all_that_is_trained():
+    graph = captured(PartlyRead(), torch.ones(8, 16))
+    decisions = decide(graph, MESH, Constraints(layouts_of(graph, MESH, is_cut=True)))
+    flow = GradientFlow.of(graph, tell(lower(graph, decisions)))
+    without = {"p_beside_weight", "p_beside_bias", "getitem_1", "linear_2"}
+    assert {node.name for node in flow.differentiable - flow.reached} == without
+    trained = {node.name for node in flow.reached if node.op == "placeholder"}
+    assert trained == {"p_up_weight", "p_up_bias", "p_down_weight"} and flow.reached <= flow.differentiable
+    found = price(graph, decisions, DEVICE)
+    assert found.parameter_bytes == FLOAT * (136 + 20 + 20)
+    assert found.optimizer_bytes == 2 * FLOAT * (136 + 16 + 20)
+    assert found.gradient_bytes == FLOAT * (136 + 16)
 
 
 def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice():

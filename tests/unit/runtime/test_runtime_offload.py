@@ -2,12 +2,13 @@
 
 import copy
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from host_operators import AdamWeightDecayOp
 from job_runner import wait_until
-from torch import nn
+from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -15,7 +16,7 @@ from msrun import contract
 from msrun.agent.processes.progress_board import ProgressBoard
 from msrun.errors import StrategyError
 from msrun.mindspore import nn as ms_nn
-from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress
+from msrun.runtime import AutoParallel, clip_grad_norm_, optim, progress, world
 from msrun.runtime.execute import transfers
 from msrun.runtime.execute.segment_runner import HostThread
 from msrun.runtime.optim import host_steps
@@ -308,13 +309,55 @@ def test_collective_that_the_device_does_not_pass_is_named_until_it_does(tmp_pat
         found = board.read(0)
         return found.name if found.is_waiting else ""
 
-    passed = set()
-    first, second = (SimpleNamespace(query=lambda name=name: name in passed) for name in ("first", "second"))
-    transfers.watch("all_gather of 4 ranks", first)
-    transfers.watch("all_reduce of 2 ranks", second)
-    wait_until(lambda: waits_in() == "all_gather of 4 ranks, on the device", "what is waited for is told")
-    passed.add("first")
-    wait_until(lambda: waits_in() == "all_reduce of 2 ranks, on the device", "what is waited for is told")
-    passed.add("second")
+    waited, events = [], [mock.Mock(), mock.Mock()]
+    for event in events:
+        event.query.return_value = False
+    monkeypatch.setattr(torch, "Event", mock.Mock(side_effect=events))
+    work = SimpleNamespace(is_completed=lambda: False, wait=lambda *limit: waited.append(limit))
+    with FakeTensorMode():
+        for name in ("all_gather of 4 ranks", "all_reduce of 2 ranks"):
+            transfers.TensorFuture(torch.empty(2, device="cuda"), work, name=name).wait()
+    assert [event.record.call_count for event in events] == [1, 1]
+    assert waited == [(), ()], "of the device nobody can wait for a while"
+    names = []
+    work.wait = lambda: names.append(waits_in())
+    for operation in ("isend", "irecv"):  # the first message between two ranks waits for the other one
+        monkeypatch.setattr(torch.distributed, operation, lambda *_, group: names.append(waits_in()) or work)
+    transfers.start_send(torch.ones(2), 3, None, lambda: "activations").wait()
+    transfers.start_receive((2,), torch.float32, torch.device("cpu"), 1, None, lambda: "gradients").wait()
+    assert names == [*["send of activations to rank 3"] * 2, *["receive of gradients from rank 1"] * 2]
+    wait_until(lambda: waits_in() == "all_gather of 4 ranks, result 2, on the device", "what is waited for is told")
+    events[0].query.return_value = True
+    wait_until(lambda: waits_in() == "all_reduce of 2 ranks, result 2, on the device", "what is waited for is told")
+    events[1].query.return_value = True
     wait_until(lambda: waits_in() == "", "what is waited for is told")
     board.close()
+
+
+def test_copies_of_a_device_have_a_stream_for_each_direction_and_are_waited_for_once(monkeypatch):
+    device, streams = torch.device("cuda", 127), mock.MagicMock()
+    streams.Stream.side_effect = [streams.there, streams.back]
+    streams.current_stream.return_value = streams.own
+    monkeypatch.setattr(torch, "get_device_module", {"cuda": streams}.__getitem__)
+    monkeypatch.setattr(world, "device", lambda: device)
+    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: stream.reads(x.device))
+    monkeypatch.setattr(Tensor, "copy_", lambda to, value, **words: streams.copy(value.device, **words) and to)
+    copies = mock.call.copy(device, non_blocking=True), mock.call.copy(torch.device("cpu"), non_blocking=True)
+    there = [mock.call.there.wait_stream(streams.own), mock.call.there.reads(device), mock.call.stream(streams.there)]
+    there += [copies[0], mock.call.there.record_event(), mock.call.there.record_event().synchronize()]
+    back = [mock.call.stream(streams.back), copies[1], mock.call.back.record_event()]
+    back += [mock.call.own.wait_event(streams.back.record_event()), mock.call.own.reads(device)]
+    transfers.traffic.reset()
+    for value, to_host in ((4, True), (5, False)) * 2:
+        streams.reset_mock()
+        with FakeTensorMode():
+            copying = transfers.start_copy(torch.empty(value, device=device if to_host else "cpu"), to_host=to_host)
+            copied = copying.wait()
+            assert copied is copying.wait() and copied.device == (torch.device("cpu") if to_host else device)
+        found = [
+            call
+            for call in streams.mock_calls
+            if "__" not in call[0] and call[0] not in ("Stream", "device", "current_stream")
+        ]
+        assert found == (there if to_host else back)
+    assert transfers.traffic.bytes == {"to_host": 32, "to_device": 40}

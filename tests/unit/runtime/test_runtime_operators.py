@@ -224,8 +224,11 @@ def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch():
 
 
 def test_operator_without_a_rule_runs_whole_on_every_rank_and_the_plan_says_so_once():
-    program = partitioned(graph_of(lambda x: torch.linalg.inv(torch.linalg.inv(x)), (4, 4)), is_cut=True)
-    assert program.notes == ["aten.linalg_inv.default has no rule: every rank computes all of it"]
+    graph = graph_of(lambda x: x @ torch.linalg.svd(torch.linalg.inv(torch.linalg.inv(x)))[2], (4, 4))
+    program = partitioned(graph, is_cut=True, differentiable_inputs=frozenset({0}))
+    names = "linalg_inv", "linalg_svd"
+    assert program.notes == [f"aten.{name}.default has no rule: every rank computes all of it" for name in names]
+    assert program.operators[-1].collectives == ("enter over axes 0,1",), "a gradient comes back to the third result"
 
 
 def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():

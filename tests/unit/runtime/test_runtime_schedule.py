@@ -40,6 +40,7 @@ from msrun.runtime.partition.partition import lower
 from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.replay import (
     RecomputeSpec,
+    Region,
     backward_slots,
     find_regions,
     forgetting,
@@ -566,11 +567,29 @@ def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, sett
     assert set(partial_sums) <= replay.dropped
 
 
-def test_two_calls_of_one_module_are_two_regions():
-    network = Blocks(shared=True)
-    recompute(network.first)
+def test_two_calls_of_one_module_are_two_regions_and_what_the_executor_gives_divides_none():
+    shared, drawing = Blocks(shared=True), Blocks()
+    drawing.first.up = nn.Sequential(drawing.first.up, nn.Dropout(0.1))
+    for network, right in ((shared, ["first", "first"]), (drawing, ["first"])):
+        recompute(network.first)
+        program = program_of(network)
+        assert [region.path for region in find_regions(program, recomputed_in(network))] == right
+    (nothing,) = plan_replays(CHAIN, [Region("idle", RecomputeSpec())], [])
+    assert (nothing.segments, nothing.crossings, nothing.dropped) == ((), {}, frozenset())
+
+
+def test_layers_of_the_host_and_of_modules_whose_results_are_chosen_leave_no_weights_for_later():
+    network = Blocks()
+    recompute(network.first, save=(torch.ops.aten.tanh,))
     program = program_of(network)
-    assert [region.path for region in find_regions(program, recomputed_in(network))] == ["first", "first"]
+    regions = find_regions(program, recomputed_in(network))
+    segments = cut_segments(program, {}, dict.fromkeys(regions[0].nodes, 0))
+    leaves = {use.node.name: len(use.shape) for use in program.parameters.values()}
+    for on_host, right in ((True, 0), (False, 2)):
+        for each in segments:
+            each.on_host = on_host
+        deferred_weights.defer_weights(segments, leaves, regions, everywhere=True)
+        assert deferred_weights.count_deferred(segments) == right
 
 
 def test_parameters_that_others_read_too_are_not_a_regions_own():

@@ -132,18 +132,19 @@ def test_modules_go_where_the_user_says_and_the_innermost_name_decides():
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("count", "config", "message"),
     [
-        ({"blocs": 0}, r"no module 'blocs' \(did you mean blocks\?\); the network's modules are first, blocks"),
-        ({"first": 2}, r"stage_config\['first'\] = 2: there are 2 stages, numbered from 0 to 1"),
-        ({"first": 1, "blocks": 0}, r"module blocks.0.0 is in stage 0 but reads what module first in stage 1 makes"),
-        ({"first": 0}, r"stage 1 of 2 has no operator: name a module for every stage"),
+        (99, {}, r"operators of the network depend on parameters, too few for 99 stages: use fewer stages"),
+        (2, {"blocs": 0}, r"no module 'blocs' \(did you mean blocks\?\); the network's modules are first, blocks"),
+        (2, {"first": 2}, r"stage_config\['first'\] = 2: there are 2 stages, numbered from 0 to 1"),
+        (2, {"first": 1, "blocks": 0}, r"module blocks.0.0 is in stage 0 but reads what module first in stage 1 makes"),
+        (2, {"first": 0}, r"stage 1 of 2 has no operator: name a module for every stage"),
     ],
 )
-def test_impossible_division_is_refused(config, message):
+def test_impossible_division_is_refused(count, config, message):
     network, graph = captured_graph()
     with pytest.raises(StrategyError, match=message):
-        assign_stages(graph, 2, pin_modules(graph, network, Pipeline(network, 2, config), 2)[0], "")
+        assign_stages(graph, count, pin_modules(graph, network, Pipeline(network, 2, config), count)[0], "")
 
 
 def test_operators_follow_parameters_that_are_placed_already():

@@ -30,10 +30,12 @@ $(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
 	$(INSTALL) --torch "$(TORCH_INDEX)"
 	@touch $@
 
-# What a worker imports is compiled meanwhile, by two processes: one imports, one compiles what that comes to last.
+# What a worker imports is compiled meanwhile: one process imports, another compiles what that comes to last.
+TORCH_PARTS := _dynamo _functorch fx export distributed/fsdp distributed/tensor distributed/pipelining
 $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(BIN)/python -c 'import torch._dynamo, torch._functorch.aot_autograd, torch.distributed.fsdp, torch.distributed.pipelining' & \
-	$(BIN)/python -m compileall -q msrun $(addprefix $(VENV)/lib/*/site-packages/torch/,_dynamo _functorch fx export) & \
+	{ $(BIN)/python -c 'import networkx, sympy'; \
+	  $(BIN)/python -m compileall -q msrun $(addprefix $(VENV)/lib/*/site-packages/torch/,$(TORCH_PARTS)); } & \
 	$(INSTALL) --no-build-isolation -e '.[runtime,examples]' && wait
 	@touch $@
 

@@ -102,7 +102,8 @@ def server():
 
 
 def test_what_is_asked_for_early_is_imported_also_by_the_name_of_a_submodule(server, monkeypatch):
-    monkeypatch.delitem(sys.modules, "wsgiref.util", raising=False)
+    for name in ("wsgiref", "wsgiref.util"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     assert server.ask("import", names=["wsgiref:util"]) == [] and "wsgiref.util" in sys.modules
 
 

@@ -19,9 +19,7 @@ from torch import nn
 from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import tell
-from msrun.runtime.partition.partition import lower
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
@@ -488,15 +486,6 @@ def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that
     shard(network.b, ((1, 4), (1, 4)))
     program = local_program(network, (4, 8))
     assert [operator.strategy for operator in program.operators if operator.origin == "user"] == [((1, 4), (1, 4))] * 2
-
-
-@pytest.mark.parametrize("case", every_third_fast(operator_cases.BINARY, 12), ids=lambda case: case.name)
-def test_decisions_are_lowered_to_the_same_graph_every_time(case):
-    graph, mesh = graph_of(case, torch.float64), build_mesh(4)
-    for strategy in list(case.legal(4))[::5]:
-        decisions = decide(graph, mesh, Constraints(layouts_of(graph, mesh), {"op": OperatorStrategy(strategy)}))
-        one, other = (lower(graph, decisions) for _ in range(2))
-        assert (str(one.graph), one.operators) == (str(other.graph), other.operators)
 
 
 def ways_to_cut(case, graph):

@@ -115,7 +115,7 @@ while "wait" in sys.argv:
     time.sleep(0.05)
     if os.path.exists(f"go_{attempt}"):
         print(f"last words of rank {rank} in attempt {attempt}", flush=True)
-        sys.exit(attempt == "0")
+        sys.exit(1 if attempt == "0" else 7)
 """
 
 
@@ -150,7 +150,7 @@ def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun, cw
         for rank in (0, 1):
             wait_until(lambda a=attempt, r=rank: f"[{r}] attempt {a} step 2" in follower.stdout, "the log is shown")
         (cwd / f"go_{attempt}").touch()
-    assert (job.finish().code, follower.finish().code) == (0, 0)
+    assert (job.finish().code, follower.finish().code) == (7, 1)
     lines = follower.stdout.splitlines()
     assert sorted(lines[-2:]) == [f"[{rank}] last words of rank {rank} in attempt 1" for rank in (0, 1)]
     assert len(lines) == len(set(lines))

@@ -182,11 +182,12 @@ def test_own_process_ends_with_the_same_line(msrun, msrun_here, cwd, name):
     assert msrun.run(*WRONG[name][0], cwd=cwd) == msrun_here(*WRONG[name][0], cwd=cwd)
 
 
-def test_port_in_use_is_named_with_its_address_and_its_owner(msrun, cwd):
+@pytest.mark.parametrize("where", ["--join=True", "--join=False"])
+def test_port_in_use_is_named_with_its_address_and_its_owner(msrun, cwd, where):
     before = listing(cwd)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        finished = msrun.run(f"--master_port={port}", "train.py", cwd=cwd)
+        finished = msrun.run(where, f"--master_port={port}", "train.py", cwd=cwd)
     assert finished.code == 2
     (line,) = finished.stderr.splitlines()
     assert f"--master_port {port}: cannot listen on 127.0.0.1:{port} (Address already in use)" in line

@@ -22,11 +22,14 @@ EXPECTED = {
 GOOD = [CATALOGUE / name for name, expected in EXPECTED.items() if expected.get("findings") == []]
 
 
+def problems_of(value, **options):
+    """Return what is found in a table; the options are those of `build_profile`."""
+    return validate_document(parse_document(json.dumps(value).encode(), "t.json"), build_profile(**options)).problems
+
+
 def findings(value, **options):
-    """Return (rule, severity, path) of every finding; the options are those of `build_profile`."""
-    document = parse_document(json.dumps(value).encode(), "t.json")
-    report = validate_document(document, build_profile(**options))
-    return [(problem.rule, problem.severity, problem.path) for problem in report.problems]
+    """Return (rule, severity, path) of every finding."""
+    return [(problem.rule, problem.severity, problem.path) for problem in problems_of(value, **options)]
 
 
 def change(value, *places):

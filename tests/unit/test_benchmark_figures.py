@@ -20,7 +20,6 @@ with kept(options.json):
     record("start", workers=2, median_s={"msrun": 0.5})
     if options.interrupt:
         raise KeyboardInterrupt
-    record("help", median_cpu_s=0.1)
 """
 
 
@@ -30,22 +29,14 @@ def measure(folder, *words):
     return subprocess.run(command, env={"PYTHONPATH": str(BENCHMARKS)}, capture_output=True, timeout=60).returncode
 
 
-def test_file_says_what_was_run_on_what_with_what(tmp_path):
+def test_what_was_run_on_what_with_what_is_kept_of_an_interrupted_benchmark_too_and_only_where_asked(tmp_path):
     path = tmp_path / "new folder" / "speed.json"
-    assert measure(tmp_path, "--json", str(path)) == 0
+    assert measure(tmp_path, "--interrupt", "--json", str(path)) != 0
     found = json.loads(path.read_text())
     assert found["benchmark"] == "speed" and found["command"] == "python benchmarks/speed.py", "wherever the file is"
     assert found["date"].endswith("+00:00") and found["machine"]["cores"] >= 1
     assert found["versions"]["python"] == sys.version.split()[0] and "click" in found["versions"]
     assert {"commit", "is_changed", "load"} <= set(found)
-    assert found["figures"] == [
-        {"part": "start", "workers": 2, "median_s": {"msrun": 0.5}},
-        {"part": "help", "median_cpu_s": 0.1},
-    ]
-
-
-def test_figures_of_an_interrupted_benchmark_are_kept_and_none_are_written_unasked(tmp_path):
-    assert measure(tmp_path, "--interrupt", "--json", str(tmp_path / "part.json")) != 0
-    assert [line["part"] for line in json.loads((tmp_path / "part.json").read_text())["figures"]] == ["start"]
+    assert found["figures"] == [{"part": "start", "workers": 2, "median_s": {"msrun": 0.5}}]
     assert measure(tmp_path) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"speed.py", "part.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"speed.py", "new folder"}

@@ -2,6 +2,7 @@
 Mechanical faults are repaired and said; what a person must decide is left alone; good tables never change."""
 
 import copy
+import itertools
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import yaml
 from asked_cases import one_fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_tables import CATALOGUE, EXPECTED, GOOD, findings, super_pod_table
+from rank_tables import CATALOGUE, EXPECTED, GOOD, findings, problems_of, super_pod_table
 
 from ranktable import Device, RankTable, Server, build_table, encode_table, errors, validate_file, validate_table
 from ranktable.document import parse_document, read_document
@@ -77,15 +78,26 @@ def apply(table, path, value):
         table[last] = value
 
 
+def problems_of_case(case):
+    table = copy.deepcopy(BASES[case["base"]])
+    for path, value in case.get("set", {}).items():
+        apply(table, path, value)
+    return problems_of(table, **{key: case[key] for key in ("device_target", "chip", "reader") if key in case})
+
+
 @pytest.mark.parametrize("sentence", CASES)
 def test_a_changed_table_gets_exactly_the_expected_findings(sentence):
     for case in CASES[sentence]:
-        table = copy.deepcopy(BASES[case["base"]])
-        for path, value in case.get("set", {}).items():
-            apply(table, path, value)
-        options = {key: case[key] for key in ("device_target", "chip", "reader") if key in case}
-        found = [" ".join(finding).rstrip() for finding in findings(table, **options)]
+        found = [f"{one.rule} {one.severity} {one.path}".rstrip() for one in problems_of_case(case)]
         assert sorted(found) == sorted(case["found"]), case
+
+
+def test_findings_are_said_in_the_frozen_words(golden):
+    found = [problems_of_case(case) for sentence in CASES for case in CASES[sentence]]
+    problems = itertools.chain(*found, *(validate(name).problems for name in JUDGED))
+    golden(
+        "rank_table_findings.txt", "\n".join([*sorted({f"{p.rule}: {p.message}; {p.remedy}" for p in problems}), ""])
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
 from msrun.runtime.parallel.given_strategies import strategies_of
 from msrun.runtime.partition.events import tell
+from msrun.runtime.partition.reads import layouts_of_outputs
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.strategies import OperatorStrategy
 
@@ -486,6 +487,18 @@ def test_weight_that_was_cut_for_one_use_is_taken_as_it_is_stored_for_a_use_that
     shard(network.b, ((1, 4), (1, 4)))
     program = local_program(network, (4, 8))
     assert [operator.strategy for operator in program.operators if operator.origin == "user"] == [((1, 4), (1, 4))] * 2
+
+
+class Keeps(nn.Linear):
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last * 2
+
+
+def test_rows_of_a_result_leave_cut_and_what_a_call_stores_in_attributes_whole():
+    mesh = build_mesh(4)
+    result, stored = layouts_of_outputs(captured(Keeps(4, 4), torch.ones(8, 4)), mesh, mesh.axes)
+    assert (result.split, stored.split) == (((0, 1), ()), ((), ()))
 
 
 def ways_to_cut(case, graph):

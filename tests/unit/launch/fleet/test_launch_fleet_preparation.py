@@ -295,6 +295,7 @@ def test_spare_host_is_asked_once_and_one_that_is_lost_is_told_of_and_tried_agai
         assert heard_jobs(hosts, "h2") == 0, "the start does not wait for it"
         for _ in range(2):
             made.note_started(first, hosts.said.append)
+        assert len(made.agents.others) == 1, "to be ended with the job"
         pipe = hosts.pipes["h2"]
         made.agents.hear(lambda: heard_jobs(hosts, "h2"), {}, deadline=time.monotonic() + 30)
         told = pipe.heard_of("job")["job"]

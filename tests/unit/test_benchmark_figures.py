@@ -38,5 +38,4 @@ def test_what_was_run_on_what_with_what_is_kept_of_an_interrupted_benchmark_too_
     assert found["versions"]["python"] == sys.version.split()[0] and "click" in found["versions"]
     assert {"commit", "is_changed", "load"} <= set(found)
     assert found["figures"] == [{"part": "start", "workers": 2, "median_s": {"msrun": 0.5}}]
-    assert measure(tmp_path) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"speed.py", "new folder"}
+    assert measure(tmp_path) == 0 and {path.name for path in tmp_path.iterdir()} == {"speed.py", "new folder"}

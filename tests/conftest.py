@@ -73,10 +73,7 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Start the warm server of torch meanwhile, where several processes run the end-to-end tests: most jobs ask for it.
-
-    Collecting keeps one core busy for eleven seconds, half of which the server imports.
-    """
+    """Let the warm server of torch import meanwhile, where several processes run end-to-end tests: one core is free."""
     folders = [Path(argument).resolve() for argument in session.config.args]
     if session.config.getoption("workers") < 2 or not any(E2E.is_relative_to(folder) for folder in folders):
         return (yield)

@@ -33,9 +33,9 @@ def test_what_was_run_on_what_with_what_is_kept_of_an_interrupted_benchmark_too_
     path = tmp_path / "new folder" / "speed.json"
     assert measure(tmp_path, "--interrupt", "--json", str(path)) != 0
     found = json.loads(path.read_text())
-    assert found["benchmark"] == "speed" and found["command"] == "python benchmarks/speed.py", "wherever the file is"
-    assert found["date"].endswith("+00:00") and found["machine"]["cores"] >= 1
+    said = found["benchmark"], found["command"], found["date"][-6:]
+    assert said == ("speed", "python benchmarks/speed.py --interrupt", "+00:00"), "wherever the file is"
     assert found["versions"]["python"] == sys.version.split()[0] and "click" in found["versions"]
-    assert {"commit", "is_changed", "load"} <= set(found)
+    assert {"commit", "is_changed", "load"} <= set(found) and found["machine"]["cores"] >= 1
     assert found["figures"] == [{"part": "start", "workers": 2, "median_s": {"msrun": 0.5}}]
     assert measure(tmp_path) == 0 and {path.name for path in tmp_path.iterdir()} == {"speed.py", "new folder"}

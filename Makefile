@@ -56,7 +56,7 @@ $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	@touch $@
 
 demo: $(VENV)/.demo
-	$(RUN) EPOCHS=2 bash examples/torch/mnist/run.sh
+	$(RUN) EPOCHS=1 bash examples/torch/mnist/run.sh
 	@echo
 	@echo "logs: examples/torch/mnist/log_output"
 	@ls examples/torch/mnist/log_output

@@ -36,7 +36,7 @@ $(VENV)/.demo: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch
 	$(BIN)/python -c 'import torch._dynamo, torch._functorch.aot_autograd, torch.distributed.fsdp, torch.distributed.pipelining' & \
 	{ $(BIN)/python -c 'import networkx, sympy'; \
 	  $(BIN)/python -m compileall -q msrun $(addprefix $(VENV)/lib/*/site-packages/torch/,$(TORCH_PARTS)); } & \
-	$(INSTALL) --no-build-isolation -e '.[runtime,examples]' && wait
+	$(INSTALL) --no-build-isolation -e '.[runtime,examples]'; status=$$?; wait; exit $$status
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/.torch

@@ -33,9 +33,6 @@ from msrun import contract
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests capture, each for itself; a folder lets all of them read what others, or an earlier run, have captured.
-os.environ.setdefault(contract.MSRUN_CAPTURE_CACHE, "off")
-
 # Collecting eleven thousand tests makes a million objects that stay, and no garbage worth to look for.
 gc.disable()
 
@@ -73,14 +70,28 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Let the warm server of torch import meanwhile, where several processes run end-to-end tests: one core is free."""
+    """Use the core that is free meanwhile, where several processes run end-to-end tests.
+
+    The warm server of torch imports; and where nothing is compiled yet, a child imports files, the last first.
+    """
     folders = [Path(argument).resolve() for argument in session.config.args]
     if session.config.getoption("workers") < 2 or not any(E2E.is_relative_to(folder) for folder in folders):
         return (yield)
+    child = None if sys.dont_write_bytecode or (UNIT / "__pycache__").exists() else os.fork()
+    if child == 0:
+        for path in sorted(UNIT.rglob("test_*.py"), reverse=True):
+            with contextlib.suppress(BaseException):
+                pytest.Module.from_parent(session, path=path).obj  # noqa: B018 - imports it
+        os._exit(0)
     program = "from job_runner import JobRunner\nwith JobRunner() as runner: runner.warm()"
     environment = {**os.environ, "PYTHONPATH": WORKER_PATH}
     with subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.DEVNULL):
-        return (yield)
+        try:
+            return (yield)
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

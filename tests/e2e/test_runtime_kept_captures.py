@@ -404,13 +404,15 @@ def test_all_sizes_of_a_second_start_are_read(ranks, tmp_path):
     assert counts == [([False] * 4, counts[0][1]), ([True] * 4, counts[0][1])]
 
 
-@slow_two_ranks
-def test_one_rank_of_a_crowded_host_captures_for_the_others(ranks, tmp_path):
+@two_ranks
+def test_rank_0_of_crowded_hosts_captures_for_the_others(ranks, tmp_path):
     with mock.patch.object(os, "sched_getaffinity", lambda _: {0}):
-        said, _ = start(tmp_path / "kept", Small())
-        assert said.startswith((KEPT, READ)[ranks.rank])
-        other, _ = start(tmp_path / "kept", Keyed())
-        assert not other.startswith(READ)
+        told = [start(folder, Small()) for folder in ("off", "", tmp_path / "kept")]
+        own = ("", "", f"{KEPT} {tmp_path / 'kept'}") if ranks.rank == 0 else ("", f"{READ}rank 0", f"{READ}rank 0")
+        assert tuple(said for said, _ in told) == own
+        for _, numbers in told:
+            torch.testing.assert_close(numbers, told[0][1], rtol=0, atol=0)
+        assert start("", Keyed())[0] == ""
 
 
 @slow_two_ranks

@@ -1,8 +1,9 @@
-"""Captures that are kept for the next start of a job, in a folder of the user's alone.
+"""Captures that one rank makes for all others, or that are kept for the next start of a job.
 
-A file holds what was made of one call before any parameter was placed, for all ranks alike: the guards, the graph and
-the local program. Its name is a digest of whatever a capture depends on and no guard looks at. A file that is damaged,
-somebody else's, of other versions or of another call is not read, and the call is captured.
+What is handed on was made of one call before any parameter was placed, for all ranks alike: the guards, the graph and
+the local program. Its name is a digest of whatever a capture depends on and no guard looks at. Files of it are in a
+folder of the user's alone; one that is damaged, somebody else's, of other versions or of another call is not read, and
+the call is captured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from msrun import contract
 from msrun.runtime import world
+from msrun.runtime.agreement import decide
 from msrun.runtime.capture.dynamo import given_to
 from msrun.runtime.capture.graph_pickle import dump, load
 from msrun.runtime.capture.marked_calls import find_marked
@@ -41,7 +43,7 @@ from msrun.runtime.parallel.precision import autocast
 from msrun.runtime.parallel.recomputation import recomputed_in
 
 _MAGIC = b"msrun capture 1\n"
-_OFF = ("", "off", "0", "no", "false")
+_OFF = ("off", "0", "no", "false")
 _ON = ("on", "1", "yes", "true")
 _MOST_BYTES = 256 << 20
 """Of all files; the ones that were used longest ago go."""
@@ -61,7 +63,7 @@ def find_folder() -> Path | None:
         RuntimeError: the user has no home.
     """
     given = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "")
-    if given.lower() in _OFF:
+    if given.lower() in ("", *_OFF):
         return None
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "msrun" / "captures"
     return own if given.lower() in _ON else Path(given)
@@ -160,7 +162,8 @@ class KeptCapture:
 
     compilation: Compilation
     call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-    folder: Path
+    folder: Path | None
+    """Where it is kept; None: nowhere, it is for the other ranks alone."""
     name: str
     """Digest of what a capture depends on, beside what is guarded."""
     known: dict[int, str] = field(default_factory=dict)
@@ -176,15 +179,17 @@ class KeptCapture:
         wrappers: Sequence[DividedBatch],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        *,
+        is_shared: bool,
     ) -> KeptCapture | None:
-        """Return that of a call; None where captures are not kept.
+        """Return that of a call; None where captures are neither kept nor, as far as this rank knows, shared.
 
         Raises:
             UnportableError: it is not that of a call of another process.
             RuntimeError: the user has no home.
         """
-        folder = None if world.simulation_level() is not None else find_folder()
-        if folder is None:
+        folder = find_folder()
+        if world.simulation_level() is not None or (folder is None and not is_shared):
             return None
         call = compilation.target.call, tuple(args), dict(kwargs)
         made = cls(compilation, call, folder, "")
@@ -220,6 +225,8 @@ class KeptCapture:
 
     def read(self) -> Draft | None:
         """Return what is kept of the call, if it does the same here; nothing is exchanged."""
+        if self.folder is None:
+            return None
         try:
             with _opened(self.folder) as folder:
                 names = [name for *_, name in _names(folder) if name.startswith(f"{self.name}.")][:_MOST_ALIKE]
@@ -228,6 +235,13 @@ class KeptCapture:
                         return self._load(_read_file(folder, name))
         except OSError:
             pass
+        return None
+
+    def take(self, name: str, content: bytes) -> Draft | None:
+        """Return what rank 0 made of its call, if that is this one and does the same here."""
+        if name.startswith(f"{self.name}."):
+            with contextlib.suppress(Exception):
+                return self._load(content)
         return None
 
     def _load(self, content: bytes) -> Draft:
@@ -243,20 +257,17 @@ class KeptCapture:
         self._state = state
         return found
 
-    def use(self, draft: Draft) -> str:
-        """Go on with what was read, as all ranks do; returns where it was kept."""
+    def use(self, draft: Draft) -> None:
+        """Go on with what was read, as all ranks do."""
         self.compilation.go_on_from(draft, find_tensors(*self.call[1:]), self._state)
-        return f"{READ}{self.folder}"
 
-    def write(self, draft: Draft) -> str:
-        """Keep what was made of the call; returns where.
+    def pack(self, draft: Draft) -> tuple[str, bytes]:
+        """Return what was made of the call under its name.
 
         Raises:
-            Exception: it cannot be kept.
+            Exception: it is of this process alone.
         """
         captured = draft.captured
-        if draft.stages is not None:
-            raise UnportableError("the division of a pipeline")
         portable = PortableTrace.of(captured.traced, self.call, self.known)
         places = {name: index for index, name in enumerate(captured.placeholders) if name is not None}
         constants = {name: places[name] for name in captured.constants if name in places}
@@ -265,8 +276,18 @@ class KeptCapture:
         plain = replace(draft, captured=replace(captured, traced=nothing), recompute={})
         state = self.compilation.state_for(find_tensors(*self.call[1:]), draft.parts)
         content = dump((dump(portable, self.known), dump((plain, state), known), constants), {})
+        return f"{self.name}.{portable.guards.text[:16]}{_SUFFIX}", content
+
+    def write(self, name: str, content: bytes) -> str:
+        """Keep what was made of the call, where that is wanted; returns where.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self.folder is None:
+            return ""
         with _opened(self.folder) as folder:
-            _write_file(folder, f"{self.name}.{portable.guards.text[:16]}{_SUFFIX}", content)
+            _write_file(folder, name, content)
             _drop_oldest(folder)
         return f"kept in {self.folder}"
 
@@ -284,48 +305,68 @@ def _not_kept(error: Exception) -> str:
     return f"not kept: {error} is of this process alone" if is_told else f"not kept: {type(error).__name__}: {error}"
 
 
+def _is_shared(compilation: Compilation) -> bool:
+    """Return whether rank 0 could capture for this rank: where each had a core for itself, nothing would be gained."""
+    is_off = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "").lower() in _OFF
+    is_crowded = world.get_local_rank_size() > len(os.sched_getaffinity(0))
+    return is_crowded and not is_off and compilation.settings.search is None
+
+
 def find_or_make(
     compilation: Compilation,
     wrappers: list[DividedBatch],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     make: Callable[..., Draft],
+    *,
+    is_divided: bool,
 ) -> tuple[Draft, str]:
     """Return what is kept of a call, if it is so on all ranks, or what is made of it; and where it was or is kept.
 
-    All ranks call it together. Where a host has fewer cores than ranks, one of them captures for the others.
+    All ranks call it together. Where all hosts have fewer cores than ranks, rank 0 captures for the others.
+
+    Args:
+        is_divided: into stages; such a call is captured by every rank.
     """
     place, draft, kept = None, None, ""
+    is_shared = _is_shared(compilation) and not is_divided
     with autocast(compilation.settings.precision):
         try:
-            place = KeptCapture.of(compilation, wrappers, args, kwargs)
+            if is_divided and find_folder() is not None:
+                raise UnportableError("the division of a pipeline")
+            place = KeptCapture.of(compilation, wrappers, args, kwargs, is_shared=is_shared)
             draft = None if place is None else place.read()
         except Exception as error:  # noqa: BLE001  # whatever it is, the call is captured as ever
             kept = _not_kept(error)
-    may_wait = place is not None and compilation.settings.search is None
-    is_crowded = world.get_local_rank_size() > len(os.sched_getaffinity(0))
-    everyone = compilation.exchange((draft is not None, may_wait and is_crowded))
+    everyone = compilation.exchange((draft is not None, is_shared and place is not None))
     if place is not None and draft is not None and all(is_there for is_there, _ in everyone):
-        return draft, place.use(draft)
-    waits = all(may for _, may in everyone)
-    is_first = world.get_rank() == compilation.mesh.first_rank or not world.get_local_rank()
-    if waits and not is_first:
-        compilation.exchange("waits")
+        place.use(draft)
+        return draft, f"{READ}{place.folder}"
+    is_shared = all(is_shared for _, is_shared in everyone)
+    is_first = not world.get_rank()
+    packed = "", b""
+    if is_shared and not is_first:
         assert place is not None
+        packed = decide(lambda: packed)
         with autocast(compilation.settings.precision):
-            draft = place.read()
+            draft = place.take(*packed)
         if draft is not None:
-            return draft, place.use(draft)
+            if not world.get_local_rank():
+                with contextlib.suppress(OSError):
+                    place.write(*packed)
+            place.use(draft)
+            return draft, f"{READ}rank 0"
     try:
         draft = make(compilation, wrappers, args, kwargs)
-        if place is not None and is_first:
+        if place is not None and (is_first or not world.get_local_rank()):
             try:
                 with autocast(compilation.settings.precision):
-                    kept = place.write(draft)
+                    packed = place.pack(draft)
+                    kept = place.write(*packed)
             except Exception as error:  # noqa: BLE001
-                kept = _not_kept(error)
+                kept = _not_kept(error) if place.folder is not None else ""
         draft.captured.traced.output = None
     finally:
-        if waits and is_first:  # also when there is no capture, which the others find out, too
-            compilation.exchange("waits")
+        if is_shared and is_first:  # also when there is no capture, which the others find out, too
+            decide(lambda: packed)
     return draft, kept

@@ -89,7 +89,8 @@ def compile_call(
     """
     wrappers = compilation.find_wrappers()
     with compilation.failing_together():
-        draft, kept = find_or_make(compilation, wrappers, args, kwargs, draft_call)
+        is_divided = _is_divided(compilation, wrappers)
+        draft, kept = find_or_make(compilation, wrappers, args, kwargs, draft_call, is_divided=is_divided)
         compilation.storage.check(draft.program, draft.stages)
     compilation.check_ranks_agree(draft.describe(find_tensors(args, kwargs)), batch=describe_batch(args, kwargs))
     with compilation.failing_together():
@@ -98,11 +99,15 @@ def compile_call(
     return draft.captured, call, replace(draft.finish(call, plan), kept=kept)
 
 
+def _is_divided(compilation: Compilation, wrappers: list[DividedBatch]) -> bool:
+    return compilation.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers)
+
+
 def draft_call(
     compilation: Compilation, wrappers: list[DividedBatch], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Draft:
     """Return the local program for arguments of these shapes, or the stages of one; exchanges nothing."""
-    if compilation.settings.pipeline.stages > 1 or any(isinstance(wrapper, Pipeline) for wrapper in wrappers):
+    if _is_divided(compilation, wrappers):
         return divide(compilation, wrappers, args, kwargs)
     return compilation.draft(wrappers, args, kwargs)
 

@@ -111,7 +111,8 @@ class Job:
             check_again=self.check_again,
             clock=lambda: self.now,
         )
-        self.loop.begin(self.signals, self._stack.enter_context(selectors.DefaultSelector()))
+        self.selector = self._stack.enter_context(selectors.DefaultSelector())
+        self.loop.begin(self.signals, self.selector)
         self.settle()
 
     def _plan(self, node_rank, options):

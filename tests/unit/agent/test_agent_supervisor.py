@@ -22,6 +22,7 @@ from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, OwnProcessLost, PeerFailed
+from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 
 FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPED
@@ -149,13 +150,38 @@ def test_process_of_msruns_own_that_stays_stopped_ends_the_attempt(job, monkeypa
     assert job.attempt.end_reason() == "the scheduler has been stopped"
 
 
+def test_worker_that_runs_no_test_stops_nobody_and_says_why(tmp_path):
+    with contextlib.closing(Job(tmp_path, program=Program("module", "pytest"))) as job:
+        job.do("run", "exit 0 5")
+        assert job.attempt.membership.members[0].hint.startswith("pytest found no test there")
+        assert not job.attempt.has_failed
+
+
+def test_scheduler_that_has_closed_its_channel_is_not_listened_to_any_more(job):
+    job.do("run")
+    before = len(job.selector.get_map())
+    job.scheduler.close()
+    job.settle()
+    assert len(job.selector.get_map()) == before - 1 and not job.attempt.has_failed
+
+
 class Unfit(Job):
     def check_again(self, survivors):
         raise ClusterError("no room")
 
 
 def test_lost_fork_server_is_replaced_only_on_a_host_that_is_fit(tmp_path):
-    with contextlib.closing(Unfit(tmp_path)) as job:
+    with contextlib.closing(Job(tmp_path)) as job:
+        server, scheduler = job.server, job.scheduler
+        job.do("run")
+        (tmp_path / "run" / "left").touch()
+        job.do("hangup", "ready")
+        assert server is not job.server and scheduler.receive() == [] and scheduler.is_closed
+        assert {one.state for one in job.loop.result.attempts[0].membership.members.values()} == {STOPPED}
+        assert job.told_of("ended")[0]["attempt"] == 0 and len(job.selector.get_map()) == 4
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["progress"]
+    (tmp_path / "unfit").mkdir()
+    with contextlib.closing(Unfit(tmp_path / "unfit")) as job:
         job.do("run", "hangup")
         assert job.attempt.end_reason() == "cannot start again: no room" and job.loop.is_over
 

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from msrun.agent import warm
+from msrun.agent.processes import child, fork_server, process_control
 from msrun.agent.warm import (
     WarmProcess,
     WarmServer,
@@ -229,6 +230,20 @@ def serve(tmp_path, monkeypatch):
 def test_what_jobs_import_is_imported_once_for_the_next_until_no_fork_is_safe(serve):
     answers, imported = serve(IDLE_S, ["torch"], ["torch", "more"], ["more"], ["threads"], ["never"])
     assert answers == [{"type": "started", "pid": 1 << 23}] * 4 and imported == [["more"], ["threads"]]
+
+
+def test_server_that_has_imported_what_forbids_a_fork_never_serves(tmp_path, monkeypatch):
+    (tmp_path / "a.new").touch()
+    monkeypatch.setattr(sys, "argv", ["-c", "", "0", str(tmp_path / "a.sock"), "600.0", "torch"])
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    monkeypatch.setattr(process_control, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(child, "name_process", lambda _: None)
+    monkeypatch.setattr(fork_server, "preload", imported := mock.Mock())
+    monkeypatch.setattr(fork_server, "fork_safety", lambda: ("exec", "threads"))
+    with pytest.raises(SystemExit, match="1"):
+        warm.main()
+    imported.assert_called_once_with(["torch"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_server_whose_files_have_changed_says_so_and_ends(serve, monkeypatch):

@@ -159,6 +159,9 @@ SAID = {
 }
 
 
+FAIL = {"status": "fail", "name": "x", "text": "y"}
+
+
 @pytest.mark.parametrize("kind", SAID)
 def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind):
     check_said({"type": kind, "seq": 7, **SAID[kind]})
@@ -177,6 +180,8 @@ def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind):
         ("ended", {"come": [1 << 50]}, r"\$\.come"),
         ("ready", {"clock_s": float("inf")}, r"\$\.clock_s"),
         ("checked", {"report": {"addresses": [{"address": "x", "interface": "", "prefix_bits": 0}]}}, r"\$\.report"),
+        ("checked", {"report": {"findings": [{**FAIL, "exit_code": 0}]}}, "exit code 0"),
+        ("checked", {"report": {"findings": [{**FAIL, "exit_code": 256}]}}, "exit code 256"),
     ],
 )
 def test_what_is_of_another_form_is_refused_by_its_field(kind, changes, where):

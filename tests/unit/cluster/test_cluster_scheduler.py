@@ -1,5 +1,6 @@
 """The record of a job, and a scheduler that ends with its agent."""
 
+import errno
 import io
 import os
 import re
@@ -126,15 +127,21 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one():
     ],
 )
 def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
-    monkeypatch, told, start_method, has_torch, is_loaded, asked, is_late
+    monkeypatch, capsys, told, start_method, has_torch, is_loaded, asked, is_late
 ):
     host = mock.Mock(is_wanted_late=False)
-    at_once = SimpleNamespace(Thread=lambda target, daemon: SimpleNamespace(start=target))
     modules = {"torch": None} if is_loaded else {}
     monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=io.StringIO()))
     monkeypatch.setattr(scheduler, "find_spec", lambda name: object() if has_torch else None)
     monkeypatch.setattr(scheduler, "StoreHost", lambda listener, *_: (listener.close(), host)[1])
-    monkeypatch.setattr(scheduler, "threading", at_once)
+    on_faults, ended = [], mock.Mock()
+
+    def at_once(_name, work, on_fault):
+        on_faults.append(on_fault)
+        return SimpleNamespace(start=work)
+
+    monkeypatch.setattr(scheduler, "OwnThread", at_once)
+    monkeypatch.setattr(os, "_exit", ended)
     job = {"type": "job", "job_id": "j", "world_size": 1, "host": "h", **told}
     ours, theirs = socket.socketpair()
     with ours, socket.socket() as listener:
@@ -142,6 +149,10 @@ def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_th
         ours.shutdown(socket.SHUT_WR)
         run_scheduler(theirs.detach(), listener.detach())
     assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
+    for on_fault in on_faults:
+        on_fault(OSError("no store"))
+        assert ended.call_args_list == [mock.call(1)] and capsys.readouterr().err == "OSError: no store\n"
+    assert len(on_faults) == asked.count(mock.call.open())
 
 
 def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch):
@@ -156,6 +167,27 @@ def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch):
     limits["now"] = (1 << 50, 1 << 30)
     limit_memory(1 << 40)
     assert limits["now"] == (1 << 30, 1 << 30), "what was allowed before is not exceeded"
+
+
+@pytest.mark.parametrize(("has_neighbour", "tries"), [(True, 1), (False, 20)])
+def test_free_port_has_a_free_neighbour_where_there_is_one(monkeypatch, has_neighbour, tries):
+    tried = []
+
+    class Socket(socket.socket):
+        def bind(self, address):
+            tried.append(address[1])
+            if address[1] and not has_neighbour:
+                raise OSError(errno.EADDRINUSE, "in use")
+            super().bind((address[0], 0))
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    before = os.listdir("/proc/self/fd")
+    with listen("127.0.0.1", 0) as listener:
+        assert tried[::2] == [0] * (tries + (not has_neighbour)) and len(tried[1::2]) == tries
+        assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+        assert not has_neighbour or tried[1] == listener.getsockname()[1] + 1
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            pass
 
 
 def test_port_is_free_again_right_after_a_job_used_it():

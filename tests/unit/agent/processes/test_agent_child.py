@@ -102,6 +102,40 @@ def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on():
     assert done.stderr.endswith("; going on without\n")
 
 
+BECOME = """
+import os, sys, types
+from msrun.agent.processes.child import Given, become
+from msrun.agent.processes.server_handle import ProcessSpec
+from msrun.planning.program import Program
+"""
+
+
+def test_terminal_that_cannot_be_opened_ends_the_process():
+    done = run(f"{BECOME}become(ProcessSpec(0, '/log', terminal='/gone'), Given(os.getppid()))")
+    assert done.returncode == contract.EXIT_CLUSTER
+    assert done.stderr == "msrun: cannot open the terminal /gone: No such file or directory\n"
+
+
+def test_program_that_cannot_be_compiled_is_left_to_the_interpreter_in_the_process_that_it_would_have(tmp_path):
+    """With its environment, its number of threads, its streams and its standard input."""
+    (tmp_path / "bad.py").write_text("def")
+    words = f"""{BECOME}
+def told(*words):
+    print(*words, os.environ.get("GONE"), os.getsid(0) == os.getpid(), sys.stdin.read(), file=sys.stdout)
+    print("to stderr", file=sys.stderr)
+sys.modules["torch"] = types.SimpleNamespace(set_num_threads=told)
+os.environ["GONE"] = "1"
+program = Program("script", {str(tmp_path / "bad.py")!r})
+spec = ProcessSpec(0, "out", program, env={{"OMP_NUM_THREADS": "3", "GONE": None}}, error_log_path="err")
+become(spec, Given(os.getppid(), open_files=64))
+"""
+    env = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+    assert subprocess.run([sys.executable, "-c", words], env=env, cwd=tmp_path, timeout=60).returncode == 1
+    assert (tmp_path / "out").read_text() == "3 None True \n"
+    said = (tmp_path / "err").read_text()
+    assert said.startswith("to stderr\n") and said.endswith("SyntaxError: invalid syntax\n")
+
+
 @pytest.fixture
 def board(tmp_path, monkeypatch):
     """The board of three workers; this process is rank 1."""
@@ -176,17 +210,22 @@ def test_threads_that_keep_a_process_are_named_with_their_place():
         is_over.wait()
 
     threads = [threading.Thread(target=upload, name=name) for name in ("upload", "second")]
-    daemon = threading.Thread(target=is_over.wait, name="daemon", daemon=True)
-    for thread in (daemon, *threads):
+    threads.insert(0, threading.Thread(target=is_over.wait, name="daemon", daemon=True))
+    for thread in threads:
         thread.start()
     stands.wait()
-    try:
-        found = describe_wait()
-    finally:
-        is_over.set()
-        for thread in (daemon, *threads):
-            thread.join()
+    found = describe_wait()
+    is_over.set()
+    for thread in threads:
+        thread.join()
     assert found.startswith("thread upload at test_agent_child.py:") and found.endswith(" in upload and 1 more")
+    is_over.clear()
+    alone = threading.Thread(target=is_over.wait, name="of a library")
+    alone.start()
+    found = describe_wait()
+    is_over.set()
+    alone.join()
+    assert found == "thread of a library"
 
 
 @pytest.mark.parametrize(("status", "code"), [(7, 7), (-signal.SIGINT, 130), (0, 0)])

@@ -178,6 +178,12 @@ def test_signal_for_a_young_worker_waits_for_its_handler(server, sent, monkeypat
     server.later(1.0)
     server.later(100.0)
     assert sent == [signal.SIGUSR1], "once"
+    monkeypatch.setattr(fork_server.process_control, "handles_signal", lambda *_: False)
+    server.start(5)
+    server.ask("signal", process_ids=[5], signum=signal.SIGUSR1)
+    monkeypatch.setattr(fork_server.Reaper, "reap", lambda _: [(1 << 23, 0, 0.0)])
+    server.later(100.0)
+    assert sent == [signal.SIGUSR1], "whoever has its number now is not meant"
 
 
 def test_end_of_a_grace_does_not_hit_the_next_attempt(server, sent):

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -152,8 +153,12 @@ print(os.waitstatus_to_exitcode(ended[0][1]))
 """
 
 
-def test_child_is_collected_when_there_is_no_descriptor_left_for_it():
+def test_child_is_collected_when_there_is_no_descriptor_left_for_it(monkeypatch):
     assert run_python(NO_DESCRIPTOR_LEFT) == "3\n"
+    monkeypatch.setattr(select, "epoll", lambda: mock.Mock(**{"register.side_effect": OSError}))
+    before = os.listdir("/proc/self/fd")
+    process_control.Reaper().watch(os.getpid())
+    assert os.listdir("/proc/self/fd") == before
 
 
 OUTER, INNER = "0123456789abcdef", "fedcba9876543210"

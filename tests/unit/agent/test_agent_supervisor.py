@@ -29,6 +29,7 @@ FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPE
 LOST = f"lose {SCHEDULER_ID} 9"
 KILLED = f"lose {SCHEDULER_ID}"
 SERVER_LOST = f"lose {FIRST_SERVER_ID} 7"
+CTRL_Z, GO_ON = "signal SIGTSTP", "signal SIGCONT"
 TWICE, LIMIT, FORWARDS = {"max_restarts": 2}, {"cluster_time_out_s": 60}, {"forward_signals": (signal.SIGUSR1,)}
 BEGUN = "ready, scheduler"
 LATE = "--cluster_time_out 60: 1 of 2 workers were not started in time on node-a (ranks 1)"
@@ -65,6 +66,22 @@ ALONE = [
     ("another takes its place", {}, "run, hangup, ready, scheduler, store", "prepare start start", "goes on"),
     ("the scheduler ends by itself", {}, f"run, {LOST}, told, fail", "stop", "over: the scheduler ended (exit code 9)"),
     ("the scheduler is killed", {}, f"run, {KILLED}, told, fail", "prepare", "goes on"),
+    (
+        "it is paused and goes on",
+        LIMIT,
+        f"{BEGUN}, start 0, {CTRL_Z}, {CTRL_Z}, wait 60, {GO_ON}, {GO_ON}, wait 59",
+        "start pause resume",
+        "goes on",
+    ),
+    ("it is paused and ended", {}, f"run, {CTRL_Z}, signal SIGTERM, {GO_ON}", "start pause stop", "goes on: stopped"),
+    (
+        "SIGCONT is for workers",
+        {"forward_signals": (signal.SIGCONT,)},
+        f"run, {GO_ON}, {CTRL_Z}, {GO_ON}",
+        "start signal pause resume",
+        "goes on",
+    ),
+    ("Ctrl-C comes twice", {}, "run, signal SIGINT, signal SIGINT", "start stop stop", "goes on: stopped by SIGINT"),
     ("a server ends beside them", {}, f"run, {SERVER_LOST}", "stop", "goes on: server 0 "),
     ("a server ends while they are stopped", {}, f"run, signal SIGTERM, {SERVER_LOST}", "stop", "goes on: stopped by"),
 ]
@@ -114,6 +131,28 @@ def test_first_failure_stops_the_others_with_their_grace(job):
     job.do("told", "killed 1 SIGTERM")
     assert [one.state for one in job.loop.result.attempts[0].membership.members.values()] == [FAILED, STOPPED]
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
+
+
+def test_worker_that_is_killed_in_the_end_is_told_of(job):
+    job.do("run", "signal SIGINT", "told")
+    job.say("killed", process_ids=[0], grace_s=5.0)
+    job.do("signal SIGINT")
+    assert job.heard()[-1] == {"type": "stop", "signum": signal.SIGKILL, "grace_s": 0.0, "attempt": 0}
+    job.say("killed", process_ids=[1], grace_s=0.0)
+    hints = [one.hint for one in job.attempt.membership.members.values()]
+    assert hints == ["killed: --grace 5 s was over", "killed: by a second signal"]
+    assert [moment["text"] for moment in job.moments.of("note")] == [
+        "rank 0 killed: --grace 5 s was over; give more, if their work is to end first",
+        "rank 1 killed: by a second signal",
+    ]
+
+
+def test_ctrl_z_stops_the_job_and_msrun_itself_until_it_is_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_watch.JobWatch, "note_pause", noted := mock.Mock())
+    with contextlib.closing(Job(tmp_path, stop_self=mock.Mock())) as job:
+        job.do("run", CTRL_Z)
+        assert kinds(job.heard())[-2:] == ["pause", "resume"]
+        assert job.stop_self.call_count == noted.call_count == 1
 
 
 def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path):
@@ -180,7 +219,6 @@ def test_lost_fork_server_is_replaced_only_on_a_host_that_is_fit(tmp_path):
         assert {one.state for one in job.loop.result.attempts[0].membership.members.values()} == {STOPPED}
         assert job.told_of("ended")[0]["attempt"] == 0 and len(job.selector.get_map()) == 4
         assert [path.name for path in (tmp_path / "run").iterdir()] == ["progress"]
-    (tmp_path / "unfit").mkdir()
     with contextlib.closing(Unfit(tmp_path / "unfit")) as job:
         job.do("run", "hangup")
         assert job.attempt.end_reason() == "cannot start again: no room" and job.loop.is_over
@@ -188,10 +226,15 @@ def test_lost_fork_server_is_replaced_only_on_a_host_that_is_fit(tmp_path):
 
 def test_terminal_ends_with_its_server_and_where_none_can_be_made_the_job_ends(tmp_path):
     terminal = mock.Mock(global_rank=0)
-    terminal.given_to.side_effect = [[], OSError(errno.ENOSPC, "No space left on device")]
+    terminal.given_to.side_effect = [[], [], OSError(errno.ENOSPC, "No space left on device")]
     with contextlib.closing(Job(tmp_path, terminal=terminal)) as job:
+        assert terminal.register.call_args == mock.call(job.selector)
+        for step, count in (("run", 0), ("exit 1", 0), ("exit 0", 1)):
+            job.do(step)
+            assert terminal.end_attempt.call_count == count
+    with contextlib.closing(Job(tmp_path / "again", terminal=terminal)) as job:
         job.do("run", "hangup")
-        assert terminal.end_attempt.call_count == 1
+        assert terminal.end_attempt.call_count == 2
         job.do("ready", "scheduler", "store")
         words = "--interactive: cannot make a terminal on node-a: No space left on device"
         assert job.attempt.end_reason() == words and job.loop.is_over

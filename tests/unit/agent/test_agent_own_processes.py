@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from plans import small_plan
@@ -32,8 +33,10 @@ def own(plan):
 
 
 def test_job_cannot_go_on_without_the_scheduler(own):
+    own.started(SCHEDULER_ID, 71, lambda *_, **__: None)
+    assert own.scheduler_runs
     error = own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
-    assert isinstance(error, ClusterError)
+    assert isinstance(error, ClusterError) and not own.scheduler_runs
     assert str(error) == "the scheduler ended (exit code 0); its log: /logs/scheduler.log"
 
 
@@ -50,11 +53,18 @@ def test_schedulers_of_mindspore_leave_when_all_workers_have_and_fail_before(pla
 
 
 def test_one_that_stays_stopped_is_named(own, monkeypatch):
-    own.started(SCHEDULER_ID, 71, lambda *_, **__: None)
+    own.started(SCHEDULER_ID, 71, tell := mock.Mock())
+    own.started(FIRST_SERVER_ID - 2, 72, tell)
+    assert tell.call_args_list == [mock.call("scheduler", pid=71), mock.call("server", index=2, pid=72)]
     monkeypatch.setattr(module, "is_stopped", lambda pid: pid == 71)
     assert [own.look_for_stopped(70, now, 8.0) for now in (100.0, 107.9)] == [None, None]
     error = own.look_for_stopped(70, 108.0, 8.0)
     assert str(error) == "the scheduler (pid 71) has been stopped by a signal for 8 s"
+    monkeypatch.setattr(module, "kill_descendants", kill := mock.Mock())
+    own.end_orphans([5], 2.0)
+    assert kill.call_args_list == [mock.call(2.0, [5, 71]), mock.call(2.0, [5])], "the scheduler last"
+    own.forget()
+    assert not own.scheduler_runs
 
 
 def test_log_that_cannot_be_kept_is_named(tmp_path):

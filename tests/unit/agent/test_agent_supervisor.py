@@ -115,6 +115,9 @@ def test_job_of_one_host(options, steps, asked, end, tmp_path):
     state, _, reason = end.partition(": ")
     assert job.loop.is_over == (state == "over")
     assert not reason or job.attempt.end_reason().startswith(reason)
+    for kind in ("failed", "ended"):
+        told = [one["attempt"] for one in job.told_of(kind)]
+        assert told == sorted(set(told)), "once of each attempt"
     job.close()
 
 
@@ -420,6 +423,8 @@ def test_hang_elsewhere_has_the_stacks_written_here_first(host, monkeypatch):
     assert host.heard() == [] and len(requested) == 1 and host.attempt.membership.is_stopping
     host.do("wait 9")
     assert kinds(host.heard()) == ["stop"]
+    host.do("hangup")
+    assert host.told_of("failed") == [], "it is known"
 
 
 WAITS, RUNS = Progress(contract.PHASE_JOINED, is_waiting=True), Progress(contract.PHASE_JOINED)

@@ -18,7 +18,6 @@ from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import (
     NO_JOB,
     describe_status,
-    end_job,
     exit_code_of,
     marked_processes,
     read_all_stats,
@@ -45,6 +44,12 @@ def test_descendants_and_session_members_are_found(family):
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
     assert sorted(process_control.session_members([parent])) == sorted(family)
     assert process_control.session_members([]) == []
+    wait_until(lambda: all((found := read_stat(pid)) and found.state == "S" for pid in family), "both sleep")
+    stats = [stat for pid in family if (stat := read_stat(pid)) is not None]
+    used = process_control.session_usage([parent, 1 << 30])
+    assert used[parent].cpu_s == sum(stat.cpu_ticks for stat in stats) / os.sysconf("SC_CLK_TCK") > 0
+    assert used[parent].memory_bytes == sum(stat.resident_pages for stat in stats) * os.sysconf("SC_PAGE_SIZE")
+    assert used[1 << 30] == process_control.Usage()
 
 
 STRANGER = """
@@ -221,13 +226,16 @@ def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_i
     assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
 
 
-def test_what_is_left_of_a_job_is_killed_and_nothing_else(started):
+def test_what_is_left_of_a_job_is_killed_and_nothing_else_once_its_server_has_ended(started, tmp_path, monkeypatch):
     for job in (OUTER, INNER):
         start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: job})
     ours, other = started
     os.kill(ours.pid, signal.SIGSTOP)
-    end_job(OUTER)
-    assert ours.wait(5) == -signal.SIGKILL
+    monkeypatch.setattr(process_control, "SERVER_END_S", 0.0)
+    process_control.sweep_job(os.getppid(), OUTER, str(tmp_path))
+    assert ours.poll() is None and tmp_path.is_dir(), "that cleans up itself"
+    process_control.sweep_job(1 << 23, OUTER, str(tmp_path))
+    assert ours.wait(5) == -signal.SIGKILL and not tmp_path.exists()
     assert other.poll() is None
 
 

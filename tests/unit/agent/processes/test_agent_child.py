@@ -3,6 +3,7 @@
 import importlib
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -239,26 +240,73 @@ def test_process_whose_program_has_failed_is_ended_after_the_limit(monkeypatch, 
     assert ("for 0.01 s (--exit_time_out 0.01) the process waits for" in capfd.readouterr().err) == bool(status)
 
 
-def test_end_is_that_of_the_interpreter(tmp_path):
-    """Of a program that hides a module of the interpreter's; of one whose own threads and functions at exit fail."""
-    for name, text in (("a.py", "import sys, wsgiref; print(wsgiref.OWN); sys.exit()"), ("wsgiref.py", "OWN = 1")):
-        (tmp_path / name).write_text(text)
-    said = """
-import sys, threading, wsgiref
+RUN_EACH = """
+import os, sys, threading
 from msrun.agent.processes.main_module import Main
 from msrun.planning.program import Program
-main = Main(Program("script", sys.argv[1]))
 def refuse(): raise KeyError("of the end")
-threading._shutdown = refuse
-try:
-    main.take_call()()
-except SystemExit as error:
-    main.error = error
-main.leave()
+for number in range(int(sys.argv[1])):
+    if not (pid := os.fork()):
+        for descriptor in (1, 2):
+            os.dup2(os.open(f"{number}.{descriptor}", os.O_WRONLY | os.O_CREAT), descriptor)
+        main = Main(Program("script", f"{number}.py"))
+        if not number:
+            threading._shutdown = refuse
+        try:
+            main.take_call()()
+        except BaseException as error:
+            main.error = error
+        main.leave()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", said, str(tmp_path / "a.py")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "1\n")
-    assert done.stderr.startswith("Exception ignored in: <module 'threading'") and "KeyError: 'of the" in done.stderr
+HELD = "class Held:\n    def __del__(self): print('gone', json.dumps(1))\n"
+TRACE = r'Traceback \(most recent call last\):\n  File "{}\.py", line 2, in .*'
+ENDS = [
+    # a program after `import sys`; its exit code, what it writes, and the form of what it says
+    (
+        "import wsgiref; print(wsgiref.OWN); sys.exit()",
+        0,
+        "1\n",
+        "Exception ignored in: <module 'threading'.*the end'\n",
+    ),
+    ("sys.exit('no way')", 1, "", "no way\n"),
+    ("sys.exit(300)", 44, "", ""),
+    ("sys.exit((1 << 63) - 2)", 254, "", ""),
+    ("sys.exit(1 << 63)", 255, "", ""),
+    ("raise KeyboardInterrupt", -2, "", f"{TRACE}KeyboardInterrupt\n"),
+    (
+        "def hook(*_): raise ValueError('hook')\nsys.excepthook = hook; 1 / 0",
+        1,
+        "",
+        rf"Error in sys\.excepthook:\n{TRACE}ValueError: hook\n\nOriginal exception was:\nTraceback .* by zero\n",
+    ),
+    ("del sys.excepthook; 1 / 0", 1, "", rf"sys\.excepthook is missing\n{TRACE}ZeroDivisionError: .*"),
+    (f"import json\n{HELD}held = Held()", 0, "gone 1\n", ""),
+    (f"def f(held): 1 / 0\nimport json\n{HELD}f(Held())", 1, "gone 1\n", "Traceback .*ZeroDivisionError: .*"),
+    ("import own", 0, "gone 1\n", ""),
+    ("sys.stdout = open('/dev/full', 'w'); print(1)", 120, "", "Exception ignored in: <_io.TextIOWrapper.*OSError: .*"),
+    ("import json; json.kept = open(1, 'w', closefd=False); json.kept.write('kept')", 0, "kept", ""),
+    ("import json; json.kept = open(1, 'wb', closefd=False); json.kept.write(b'kept')", 0, "kept", ""),
+    ("import atexit; atexit.register(lambda: 1 / 0)", 0, "", "Exception ignored in.*ZeroDivisionError: .*"),
+    ("import signal; print(signal.getsignal(2) is signal.default_int_handler)", 0, "True\n", ""),
+    ("sys.stdout.close(); sys.stderr = None", 0, "", ""),
+]
+
+
+def test_end_is_that_of_the_interpreter(tmp_path):
+    """Of programs that hide a module of the interpreter's, fail in what runs at the end, and hold what is to go."""
+    texts = {"wsgiref": "OWN = 1", "own": f"import json\n{HELD}held = Held()"}
+    texts |= {str(number): f"import sys\n{row[0]}" for number, row in enumerate(ENDS)}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    words = [sys.executable, "-c", RUN_EACH, str(len(ENDS))]
+    done = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    assert done.stderr == ""
+    codes = map(int, done.stdout.split())
+    for number, (row, code) in enumerate(zip(ENDS, codes, strict=True)):
+        written, said = ((tmp_path / f"{number}.{stream}").read_text() for stream in (1, 2))
+        assert (row, code, written) == (row, *row[1:3])
+        assert re.fullmatch(row[3].replace("{}", str(number)), said, re.DOTALL) and "main_module" not in said, said
 
 
 def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch):

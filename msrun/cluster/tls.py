@@ -60,9 +60,6 @@ _VERDICTS = {
             "is not for server_name {name}; make one with it as subjectAltName, or correct server_name",
         ),
     ),
-    66: ("", WEAK["EE_KEY_TOO_SMALL"]),
-    67: ("", WEAK["CA_KEY_TOO_SMALL"]),
-    68: ("", WEAK["CA_MD_TOO_WEAK"]),
     79: ("", _NO_CA),
 }
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification

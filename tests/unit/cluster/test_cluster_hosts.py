@@ -119,6 +119,7 @@ def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap():
     assert not registry.can_do_with(1)  # node 0 is missing
     registry.add("a", request(0))
     assert registry.can_do_with(2) and not registry.can_do_with(3) and not registry.is_complete
+    assert registry.describe_present() == "node 0 (h, 10.0.0.2) with 4, node 1 (h, 10.0.0.3) with 4"
     registry.close()
     assert registry.is_complete
     assert [assignment.ranks for assignment in registry.assignments().values()] == [(0, 1, 2, 3), (4, 5, 6, 7)]

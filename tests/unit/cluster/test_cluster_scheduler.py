@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from msrun import contract
 from msrun.cluster import rendezvous as scheduler
 from msrun.cluster.messages import encode_message
 from msrun.cluster.rendezvous import Record, StoreHost, limit_memory, listen, run_scheduler
@@ -38,7 +39,9 @@ def test_record_has_one_stamped_line_for_each_moment():
         {"type": "unknown to it"},
         {"type": "over", "reason": "rank 0 failed first: exit code 3"},
     ):
+        assert not record.is_over
         record.note(message)
+    assert record.is_over
     lines = stream.getvalue().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
     assert [line[24:] for line in lines] == [
@@ -64,12 +67,15 @@ def test_record_on_a_full_disk_is_no_error(monkeypatch):
     Record(stream).note({"type": "over", "reason": "r"})
 
 
-def test_store_is_empty_for_the_next_attempt_and_at_the_same_address():
+def test_store_is_empty_for_the_next_attempt_and_at_the_same_address(monkeypatch):
+    monkeypatch.setattr(scheduler, "limit_memory", limited := mock.Mock())
     open_store = pytest.importorskip("torch.distributed").TCPStore
     with listen("127.0.0.1", 0) as listener:
         address, port = listener.getsockname()
-        host = StoreHost(listener, Record(io.StringIO()))
+        host = StoreHost(listener, Record(said := io.StringIO()))
         host.open()
+        limited.assert_called_once_with(scheduler.STORE_BYTES)
+        assert said.getvalue().endswith(f" scheduler pid {os.getpid()}: store listens on {address}:{port}\n")
         client = open_store(address, port, is_master=False, timeout=timedelta(seconds=20))
         client.set("address of rank 1", "of the last attempt")
         host.renew()
@@ -147,7 +153,7 @@ def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_th
     with ours, socket.socket() as listener:
         ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}])))
         ours.shutdown(socket.SHUT_WR)
-        run_scheduler(theirs.detach(), listener.detach())
+        assert run_scheduler(theirs.detach(), listener.detach()) == contract.EXIT_CLUSTER, "nobody said that it is over"
     assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
     for on_fault in on_faults:
         on_fault(OSError("no store"))

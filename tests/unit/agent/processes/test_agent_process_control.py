@@ -44,12 +44,18 @@ def test_descendants_and_session_members_are_found(family):
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
     assert sorted(process_control.session_members([parent])) == sorted(family)
     assert process_control.session_members([]) == []
-    wait_until(lambda: all((found := read_stat(pid)) and found.state == "S" for pid in family), "both sleep")
-    stats = [stat for pid in family if (stat := read_stat(pid)) is not None]
-    used = process_control.session_usage([parent, 1 << 30])
-    assert used[parent].cpu_s == sum(stat.cpu_ticks for stat in stats) / os.sysconf("SC_CLK_TCK") > 0
-    assert used[parent].memory_bytes == sum(stat.resident_pages for stat in stats) * os.sysconf("SC_PAGE_SIZE")
-    assert used[1 << 30] == process_control.Usage()
+
+    def is_told():
+        stats = [stat for pid in family if (stat := read_stat(pid)) is not None]
+        cpu_s, pages = (
+            sum(stat.cpu_ticks / os.sysconf("SC_CLK_TCK") for stat in stats),
+            sum(s.resident_pages for s in stats),
+        )
+        told = process_control.Usage(cpu_s, pages * os.sysconf("SC_PAGE_SIZE"))
+        nothing = process_control.Usage()
+        return cpu_s and process_control.session_usage([parent, 1 << 30]) == {parent: told, 1 << 30: nothing}
+
+    wait_until(is_told, "the use of both, once they sleep")
 
 
 STRANGER = """

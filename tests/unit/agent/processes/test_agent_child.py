@@ -231,9 +231,9 @@ def test_threads_that_keep_a_process_are_named_with_their_place():
 @pytest.mark.parametrize(
     ("status", "limit", "code", "after_s"),
     [
-        (7, "2.5", 7, 9.0),
-        (-signal.SIGINT, "2.5", 130, 9.0),
-        (0, "2.5", None, 5.0),
+        (7, "7.5", 7, 14.0),
+        (-signal.SIGINT, "8", 130, 14.0),
+        (0, "7.5", None, 5.0),
         (7, "0", None, 5.0),
         (7, "", 7, 306.0),
     ],

@@ -169,7 +169,7 @@ class ForkServer:
         for descriptor in (*self.given.scheduler_fds, self.given.stdin_fd):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self.given.scheduler_fds, self.given.stdin_fd = (-1, -1), -1
+        self.given.scheduler_fds, self.given.stdin_fd = (), -1
 
     def _look_at_agent(self, limit_s: float) -> None:
         """An agent that stays stopped does not see that its launcher has given it up, or has gone."""

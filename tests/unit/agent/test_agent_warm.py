@@ -149,7 +149,7 @@ def test_only_what_has_its_effect_at_import_makes_jobs_unlike():
         assert likeness(env, ["torch.nn", "msrun"], "/elsewhere") == own
     for env in ({**ENV, "LD_PRELOAD": "x.so"}, {**ENV, "TORCH_SHOW_CPP_STACKTRACES": "1"}):
         assert likeness(env, ["torch", "msrun"], "/work") != own
-    assert likeness(ENV, ["torch"], "/work") != own, "another package"
+    assert likeness(ENV, ["numpy", "msrun.runtime:init"], "/work") != own, "another package"
     env = {**ENV, "PYTHONPATH": "lib"}
     assert likeness(env, ["torch"], "/work") != likeness(env, ["torch"], "/elsewhere"), "its search path is relative"
 
@@ -220,7 +220,7 @@ def serve(tmp_path, monkeypatch):
             for client, names in zip(clients, asked, strict=True):
                 client.connect(str(path))
                 socket.send_fds(client, [b"f"], [0])
-                Channel(client).send({"type": "start", "imports": names})
+                Channel(client).send({"type": "start", "imports": names} if isinstance(names, list) else names)
             assert WarmServer(listener, path, idle_s, ["torch"]).serve() is None and not path.exists()
             return [answer for client in clients for answer in Channel(client).receive()], imported
 
@@ -230,6 +230,12 @@ def serve(tmp_path, monkeypatch):
 def test_what_jobs_import_is_imported_once_for_the_next_until_no_fork_is_safe(serve):
     answers, imported = serve(IDLE_S, ["torch"], ["torch", "more"], ["more"], ["threads"], ["never"])
     assert answers == [{"type": "started", "pid": 1 << 23}] * 4 and imported == [["more"], ["threads"]]
+
+
+def test_server_passes_over_what_it_does_not_understand_and_ends_when_it_is_told_to(serve, capsys):
+    answers, imported = serve(IDLE_S, {"type": "none"}, {"no": "type"}, ["torch"], {"type": "stop"}, ["never"])
+    assert answers == [{"type": "started", "pid": 1 << 23}, {"type": "stopping"}] and imported == []
+    assert capsys.readouterr().err == "a request was not understood: 'type'\n"
 
 
 def test_server_that_has_imported_what_forbids_a_fork_never_serves(tmp_path, monkeypatch):

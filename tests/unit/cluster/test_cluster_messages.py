@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msrun.cluster import connection
 from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
+from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce, token_of_servers
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import (
     HEADER,
@@ -88,6 +88,11 @@ def test_channel_sees_the_other_end_go(ends):
 
 
 TOKEN = b"a token of this job"
+
+
+def test_parameter_servers_of_each_job_have_a_token_of_their_own():
+    tokens = {token_of_servers(*words) for words in (("a", "job"), ("a", "another"), ("b", "job"), ("a", "job"))}
+    assert len(tokens) == 3 and {len(token) for token in tokens} == {64}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.cluster.connection import HostRequest, Refused, Registry
+from msrun.cluster.messages import pack_hosts, unpack_hosts
 from msrun.cluster.protocol import protocol
 from msrun.planning.hosts import HostAssignment
 from msrun.planning.record_json import encode_record
@@ -110,7 +111,7 @@ def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts, is_numbered, l
     assignments = sorted(found.assignments().values(), key=lambda assignment: assignment.node_rank)
     assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(total))
     assert [len(assignment.ranks) for assignment in assignments] == counts
-    assert [HostAssignment.from_json(assignment.to_json()) for assignment in assignments] == assignments
+    assert unpack_hosts(pack_hosts(assignments)) == (*assignments,)
 
 
 def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap():

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from msrun.cluster import connection
 from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce, token_of_servers
+from msrun.cluster.connection import (
+    MAX_GREETING_BYTES,
+    Connection,
+    Greeting,
+    Seal,
+    hello,
+    new_nonce,
+    read_hello,
+    token_of_servers,
+)
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import (
     HEADER,
@@ -99,9 +108,10 @@ def test_parameter_servers_of_each_job_have_a_token_of_their_own():
 def sides():
     """The scheduler's end and a host's, which have greeted each other."""
     scheduler, host = map(Connection, socket.socketpair())
-    ours, theirs = new_nonce(), new_nonce()
-    scheduler.seal = Seal(TOKEN, ours, theirs, is_scheduler=True)
-    host.seal = Seal(TOKEN, ours, theirs, is_scheduler=False)
+    ours, greeting = new_nonce(), Greeting(host, TOKEN, is_scheduler=False)
+    assert [read_hello(body) for body in scheduler.receive()] == [(protocol(), greeting.nonce)]
+    assert greeting.open(hello(ours)) is None
+    scheduler.seal = Seal(TOKEN, ours, greeting.nonce, is_scheduler=True)
     yield scheduler, host
     scheduler.close()
     host.close()

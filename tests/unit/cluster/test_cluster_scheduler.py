@@ -18,7 +18,7 @@ import pytest
 from msrun import contract
 from msrun.cluster import rendezvous as scheduler
 from msrun.cluster.messages import encode_message
-from msrun.cluster.rendezvous import Record, StoreHost, limit_memory, listen, run_scheduler
+from msrun.cluster.rendezvous import Record, StoreHost, forget_waiting, limit_memory, listen, run_scheduler
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -199,6 +199,7 @@ def test_free_port_has_a_free_neighbour_where_there_is_one(monkeypatch, has_neig
 def test_port_is_free_again_right_after_a_job_used_it():
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
-            listener.accept()[0].close()
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            forget_waiting(listener)
+            assert client.recv(1) == b"" and listener.getblocking()
     listen("127.0.0.1", port).close()

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
+from job_runner import wait_until
 from plans import small_plan
 
 from msrun.agent import attempt as module
 from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses, keep_logs, worker_specs
 from msrun.agent.observer import Observers, OwnFaults
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID
+from msrun.agent.signals import SignalPipe, hold_signals
 from msrun.cluster.membership import Membership
+from msrun.cluster.messages import await_input
 from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
 
+SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 FAILED = 7 << 8
 """Wait status of a process that ended with exit code 7."""
 
@@ -119,6 +126,37 @@ def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(own, monkeyp
     monkeypatch.setattr(module, "explain_limit", lambda how, _: "ulimit -v 9" if how == signal.SIGABRT else "")
     error = own.server_ended(status, has_begun=has_begun)
     assert type(error) is kind and words in str(error)
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_signals_are_bytes_until_the_end_but_for_the_hangup_that_nohup_ignores(request, ignores):
+    before = lambda *_: None  # noqa: E731
+    for number in SIGNALS:
+        request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else before)
+    reader, writer = socket.socketpair()
+    writer.settimeout(0.0)
+    request.addfinalizer(partial(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno())))
+    with reader, writer:
+        hold_signals()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with SignalPipe((signal.SIGUSR1,), ignore_afterwards=ignores, time_limit_s=0.01) as pipe:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+            pipe.tell(signal.SIGUSR2)  # which nobody wants
+            found = []
+            wait_until(lambda: found.extend(pipe.read()) or signal.SIGALRM in found, "the time limit")
+            assert sorted(found) == [signal.SIGINT, signal.SIGUSR1, signal.SIGALRM] and pipe.read() == []
+            pipe.tell(signal.SIGHUP)
+            assert await_input(pipe, 0.0) and pipe.read() == [signal.SIGHUP]
+            signal.setitimer(signal.ITIMER_REAL, 600.0)
+        pipe.tell(signal.SIGTERM)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        expected = [signal.SIG_IGN if ignores or number == signal.SIGHUP else before for number in SIGNALS]
+        assert [signal.getsignal(number) for number in SIGNALS] == expected
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+        assert reader.recv(9) == bytes([signal.SIGTERM]), "who was woken before is woken again"
 
 
 class Faults(OwnFaults):

@@ -129,11 +129,15 @@ def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job):
 
 
 def test_first_failure_stops_the_others_with_their_grace(job):
+    for worker in job.plan.workers:
+        Path(worker.log_path).write_text("EOFError: EOF when reading a line\n")
     job.do("run", "exit 0 7")
     assert job.heard()[-1] == {"type": "stop", "signum": signal.SIGTERM, "grace_s": job.plan.grace_s, "attempt": 0}
     job.do("told", "killed 1 SIGTERM")
     assert [one.state for one in job.loop.result.attempts[0].membership.members.values()] == [FAILED, STOPPED]
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
+    first, other = job.loop.result.attempts[0].membership.members.values()
+    assert first.hint == "its standard input is empty: --interactive=0 gives it yours" and other.hint == ""
 
 
 def test_worker_that_is_killed_in_the_end_is_told_of(job):

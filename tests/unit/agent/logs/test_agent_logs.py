@@ -95,7 +95,8 @@ def test_every_byte_is_written_or_counted(tmp_path_factory, pieces, room):
 @pytest.mark.parametrize(("max_bytes", "keep", "blocks"), [(BLOCK, 1, 1), (BLOCK, 3, 3), (BLOCK + 1, 2, 3)])
 def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path, max_bytes, keep, blocks):
     path, refused = tmp_path / "log", list[str]()
-    log, data = BoundedLog(str(path), LogLimit(max_bytes, keep), refused.append), os.urandom(10 * BLOCK)
+    log = BoundedLog(str(path), LogLimit(max_bytes, keep), refused.append)
+    data = os.urandom(10 * BLOCK).replace(b"\0", b"1")
     log.look()
     for size in (BLOCK, 6 * BLOCK, 10 * BLOCK):
         path.write_bytes(data[:size])
@@ -103,6 +104,7 @@ def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path, max_bytes, keep
     found = path.read_bytes()
     assert not refused and len(found) == len(data) and found[-keep * max_bytes :] == data[-keep * max_bytes :]
     assert 512 * path.stat().st_blocks == blocks * BLOCK
+    assert found.count(0, 0, -blocks * BLOCK) == len(found) - blocks * BLOCK and 0 not in found[-blocks * BLOCK :]
     log.end()
     kept = path.rename(tmp_path / "log.attempt_4.log")
     path.write_bytes(data[:BLOCK])

@@ -277,7 +277,9 @@ def test_process_whose_program_has_failed_is_ended_after_the_limit(
 
 
 RUN_EACH = """
-import os, sys, threading
+import sys
+sys.path.remove("")
+import os, threading, wsgiref.util
 from msrun.agent.processes.main_module import Main
 from msrun.planning.program import Program
 def refuse(): raise KeyError("of the end")
@@ -298,7 +300,12 @@ for number in range(int(sys.argv[1])):
 FLUSH = "import io\nclass Out:\n    def flush(self): raise io.UnsupportedOperation('of the end')\nsys.stdout = Out()"
 ENDS = [
     # a program after `import sys`; its exit code, what it writes, and how what it says ends
-    ("import wsgiref; print(wsgiref.OWN); sys.exit()", 0, "1\n", "KeyError: 'of the end'\n"),
+    (
+        "import wsgiref; print(wsgiref.OWN, 'wsgiref.util' in sys.modules)",
+        0,
+        "1 False\n",
+        "KeyError: 'of the end'\n",
+    ),
     ("sys.exit(300)", 44, "", ""),
     ("sys.exit((1 << 63) - 2)", 254, "", ""),
     ("sys.exit(1 << 63)", 255, "", ""),

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -219,7 +220,7 @@ def _day(moment: float) -> str:
 
 def _warn(known: Iterable[tuple[str, _Certificate]], warning_days: int) -> Iterable[str]:
     for place, certificate in known:
-        days = int((_end(certificate) - time.time()) // 86400)
+        days = timedelta(seconds=_end(certificate) - time.time()).days
         if days < warning_days:
             name, day = _subject(certificate), _day(_end(certificate))
             yield f"{place}: {name} expires on {day}, in {days} days; have it renewed"

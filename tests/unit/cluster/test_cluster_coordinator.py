@@ -273,6 +273,14 @@ def test_ranks_that_were_waited_for_are_not_among_the_others():
     assert [entry["global_rank"] for entry in merged.others] == [0, 2]
 
 
+def test_job_that_keeps_going_fails_by_its_first_failure_when_all_have_ended():
+    job = Coordinator("JOB", {0: (0,), 1: (10,)}, RestartPolicy(0, keep_going=True))
+    assert failed(job, 0, report(1)) == failed(job, 0, report(0)) == []
+    late = replace(report(1), failure=replace(failure_of(10), reason="its last words"))
+    assert ended(job, 0, 0, report=report(0)) == []
+    assert ended(job, 1, 0, report=late) == [{"type": "over", "report": encode_record(late), "goes_on": False}]
+
+
 def test_ranks_that_all_join_nothing_end_well():
     job = coordinator()
     for node in range(2):

@@ -19,6 +19,7 @@ from msrun.agent.warm import (
     WarmStart,
     changed_file,
     likeness,
+    loaded_files,
     locked,
     read_at_import,
     start_warm,
@@ -170,6 +171,7 @@ def test_a_file_that_was_changed_or_removed_is_named(tmp_path):
     assert changed_file(files) == str(other)
     one.unlink()
     assert changed_file(files) == str(one)
+    assert {warm.__file__, os.__file__} <= loaded_files().keys() and changed_file(loaded_files()) == ""
 
 
 IDLE_S = 600.0

@@ -274,11 +274,13 @@ def test_ranks_that_were_waited_for_are_not_among_the_others():
 
 
 def test_job_that_keeps_going_fails_by_its_first_failure_when_all_have_ended():
-    job = Coordinator("JOB", {0: (0,), 1: (10,)}, RestartPolicy(0, keep_going=True))
-    assert failed(job, 0, report(1)) == failed(job, 0, report(0)) == []
+    job = Coordinator("JOB", {0: (0,), 1: (10,)}, RestartPolicy(1, keep_going=True))
     late = replace(report(1), failure=replace(failure_of(10), reason="its last words"))
-    assert ended(job, 0, 0, report=report(0)) == []
-    assert ended(job, 1, 0, report=late) == [{"type": "over", "report": encode_record(late), "goes_on": False}]
+    for attempt, kind in enumerate(("restart", "over")):
+        assert failed(job, attempt, report(1)) == failed(job, attempt, report(0)) == []
+        assert ended(job, 0, attempt, report=report(0)) == []
+        assert kinds(orders := ended(job, 1, attempt, report=late)) == [kind]
+    assert orders == [{"type": "over", "report": encode_record(late), "goes_on": False}]
 
 
 def test_ranks_that_all_join_nothing_end_well():

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import types
 import weakref
 from contextlib import closing
 from unittest import mock
@@ -16,7 +15,7 @@ from fake_agents import FakeClock
 from job_runner import run_python
 
 from msrun import contract
-from msrun.agent.processes import child, fork_server
+from msrun.agent.processes import fork_server
 from msrun.agent.processes.process_control import start_time
 from msrun.agent.processes.server_handle import (
     FIRST_SERVER_ID,
@@ -307,14 +306,6 @@ def test_server_that_takes_nothing_is_killed_and_one_that_cannot_be_started_is_t
     assert process.kill.called
     with pytest.raises(ClusterError, match=r"cannot start the fork server \(.*\): No such file or directory"):
         start_fork_server(env={}, working_directory=str(tmp_path / "gone"), log_fd=2)
-
-
-def test_worker_gives_torch_its_own_number_of_threads(monkeypatch):
-    given = []
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=given.append))
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    child.set_torch_threads()
-    assert given == [3]
 
 
 IMPORT = """

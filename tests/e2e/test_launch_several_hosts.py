@@ -140,13 +140,6 @@ def test_rank_that_ends_well_before_it_joins_is_named(msrun, tmp_path, how, late
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", one_fast("nothing", "smaller"))
-def test_rank_that_nobody_needs_may_end_when_it_likes(msrun, tmp_path, how):
-    job = msrun.run("--worker_num=3", WORKERS / "absent.py", "1", how, "1", cwd=tmp_path)
-    assert job.code == 0, job.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("absent", "how", "code"), [("0", "runtime", 3), ("3", "plain", 3), ("0", "nothing", 0)])
 def test_rank_of_another_host_is_named_on_all_hosts(hosts, absent, how, code):
     for ended in hosts.run_all([2, 2], WORKERS / "absent.py", absent, how):

@@ -287,13 +287,20 @@ def test_failure_elsewhere_stops_the_workers_here(host):
     assert [ended["report"] for ended in host.told_of("ended")] == [None], "it is not this host's"
 
 
-@pytest.mark.parametrize(("phase", "has_come"), [(contract.PHASE_UNKNOWN, False), (contract.PHASE_JOINED, True)])
-def test_workers_that_end_well_are_told_with_whether_they_had_come(host, phase, has_come):
-    host.board.read = lambda _: Progress(phase)
+@pytest.mark.parametrize(
+    ("phase", "steps", "has_come", "has_begun"),
+    [
+        (contract.PHASE_UNKNOWN, 0, False, False),
+        (contract.PHASE_UNKNOWN, 1, False, True),
+        (contract.PHASE_JOINED, 0, True, True),
+    ],
+)
+def test_workers_that_end_well_are_told_with_whether_they_had_come(host, phase, steps, has_come, has_begun):
+    host.board.read = lambda _: Progress(phase, steps)
     host.do("exit 0", "exit 1")
     assert [(done["rank"], done["has_come"]) for done in host.told_of("done")] == [(2, has_come), (3, has_come)]
     come = (2, 3) if has_come else ()
-    end = {"can_continue": True, "come": come, "has_begun": has_come, "report": None}
+    end = {"can_continue": True, "come": come, "has_begun": has_begun, "report": None}
     assert host.told_of("ended") == [{"type": "ended", "attempt": 0, **end}]
     assert not host.loop.is_over and not host.moments.of("waiting")
     host.do("wait 3")

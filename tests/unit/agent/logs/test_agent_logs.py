@@ -188,6 +188,8 @@ def test_keys_go_to_a_rank_and_what_it_writes_last_to_its_terminal_is_shown_and_
         os.close(rank)
         terminal.end_attempt()
         assert not selector.get_map()
+        assert terminal.given_to([spec])[0].terminal and user.take.call_count == 2, "another start"
+        terminal.close()
     assert b"".join(call.args[0] for call in user.show.call_args_list) == b"step 1\r\nlast words\r"
     assert log.read_bytes() == b"step 1\nlast w"
     lost.assert_called_once_with(0, "No space left on device", len("ords\r"))

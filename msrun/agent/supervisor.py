@@ -118,7 +118,7 @@ class Supervisor:
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
         self.goes_on = False  # the job goes on after this part of it, on other hosts: the fork server is kept for that
-        self._restart_delay_s, self._fresh_store_of = 0.0, 0
+        self._fresh_store_of = 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self.is_over = False

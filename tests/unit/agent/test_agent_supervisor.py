@@ -64,6 +64,7 @@ ALONE = [
     ("a stop takes too long", {"grace_s": 5.0}, "run, exit 0 7, wait 8", "prepare", "goes on"),
     ("the fork server ends alone", {"max_restarts": 0}, "run, hangup", "", "over: the fork server ended"),
     ("another takes its place", {}, "run, hangup, ready, scheduler, store", "prepare start start", "goes on"),
+    ("the other ends, too, before it begins", {}, "run, hangup, hangup", "", "over: the fork server ended"),
     ("the scheduler ends by itself", {}, f"run, {LOST}, told, fail", "stop", "over: the scheduler ended (exit code 9)"),
     ("the scheduler is killed", {}, f"run, {KILLED}, told, fail", "prepare", "goes on"),
     (

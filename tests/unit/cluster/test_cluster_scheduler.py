@@ -17,7 +17,7 @@ import pytest
 
 from msrun import contract
 from msrun.cluster import rendezvous as scheduler
-from msrun.cluster.messages import encode_message
+from msrun.cluster.messages import Channel, encode_message
 from msrun.cluster.rendezvous import Record, StoreHost, forget_waiting, limit_memory, listen, run_scheduler
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -151,10 +151,12 @@ def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_th
     job = {"type": "job", "job_id": "j", "world_size": 1, "host": "h", **told}
     ours, theirs = socket.socketpair()
     with ours, socket.socket() as listener:
-        ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}])))
+        again = {"type": "restarting", "attempt": 1, "delay_s": 0.0, "reason": "x"}
+        ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}, again])))
         ours.shutdown(socket.SHUT_WR)
         assert run_scheduler(theirs.detach(), listener.detach()) == contract.EXIT_CLUSTER, "nobody said that it is over"
-    assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
+        assert Channel(ours).receive() == [{"type": "store_ready", "attempt": 1}]
+    assert (host.method_calls, host.is_wanted_late) == ([*asked, mock.call.renew()], is_late)
     for on_fault in on_faults:
         on_fault(OSError("no store"))
         assert ended.call_args_list == [mock.call(1)] and capsys.readouterr().err == "OSError: no store\n"

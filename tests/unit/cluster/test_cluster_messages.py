@@ -69,6 +69,8 @@ def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read():
         encode_message({"text": "x" * MAX_MESSAGE_BYTES})
     with pytest.raises(ValueError, match="at most"):
         FrameBuffer().messages(HEADER.pack(MAX_MESSAGE_BYTES + 1))
+    longest = encode_message({"text": "x" * (MAX_MESSAGE_BYTES - len('{"text":""}'))})
+    assert FrameBuffer().messages(longest[: HEADER.size]) == [] and len(longest) == HEADER.size + MAX_MESSAGE_BYTES
 
 
 @given(st.binary(max_size=64))

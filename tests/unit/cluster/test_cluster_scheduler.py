@@ -135,9 +135,9 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one():
 def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
     monkeypatch, capsys, told, start_method, has_torch, is_loaded, asked, is_late
 ):
-    host = mock.Mock(is_wanted_late=False)
+    host, said = mock.Mock(is_wanted_late=False), io.StringIO()
     modules = {"torch": None} if is_loaded else {}
-    monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=io.StringIO()))
+    monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=said))
     monkeypatch.setattr(scheduler, "find_spec", lambda name: object() if has_torch else None)
     monkeypatch.setattr(scheduler, "StoreHost", lambda listener, *_: (listener.close(), host)[1])
     on_faults, ended = [], mock.Mock()
@@ -157,6 +157,7 @@ def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_th
         assert run_scheduler(theirs.detach(), listener.detach()) == contract.EXIT_CLUSTER, "nobody said that it is over"
         assert Channel(ours).receive() == [{"type": "store_ready", "attempt": 1}]
     assert (host.method_calls, host.is_wanted_late) == ([*asked, mock.call.renew()], is_late)
+    assert said.getvalue().endswith(" agent has gone: scheduler ends\n")
     for on_fault in on_faults:
         on_fault(OSError("no store"))
         assert ended.call_args_list == [mock.call(1)] and capsys.readouterr().err == "OSError: no store\n"

@@ -17,7 +17,7 @@ from plans import small_plan
 from msrun.agent import attempt as module
 from msrun.agent.attempt import LAST_WORDS_BYTES, Attempt, OwnProcesses, keep_logs, worker_specs
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.processes.server_handle import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
 from msrun.agent.signals import SignalPipe, hold_signals
 from msrun.cluster.membership import Membership
 from msrun.cluster.messages import await_input
@@ -52,6 +52,9 @@ def test_schedulers_of_mindspore_leave_when_all_workers_have_and_fail_before(pla
     assert (started.process_id, worker.process_id) == (MINDSPORE_SCHEDULER_ID, 0)
     assert started.use_exec and started.env["MS_ROLE"] == "MS_SCHED"
     assert started.env["TORCHELASTIC_RESTART_COUNT"] == worker.env["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert worker.env["TORCHELASTIC_ERROR_FILE"] == f"{plan.run_dir}/error_0_2.json"
+    (planned,) = host.workers
+    assert replace(worker, env={}) == ProcessSpec(0, planned.log_path, host.program.of_worker(0, 0, 0))
     assert own.exited(MINDSPORE_SCHEDULER_ID, 0, do_workers_run=True, has_begun=True) is None
     assert own.exited(MINDSPORE_SCHEDULER_ID, FAILED, do_workers_run=False, has_begun=True) is None
     error = own.exited(MINDSPORE_SCHEDULER_ID, FAILED, do_workers_run=True, has_begun=True)

@@ -122,6 +122,26 @@ def test_job_of_one_host(options, steps, asked, end, tmp_path):
     job.close()
 
 
+def test_every_moment_of_a_job_is_told_in_order(job):
+    (prepare,) = job.heard()
+    told = {"preload": [], "start_method": "auto", "run_dir": job.plan.run_dir, "blas_threads": 1}
+    assert prepare == {"type": "prepare", **told}
+    job.do("run", "fail", "again")
+    failed = {"kind": "exited", "how": "exit code 7", "status": 7 << 8, "state": "failed"}
+    reason = "rank 0 failed first: exit code 7"
+    assert job.moments.seen == [
+        {"kind": "preparing", "preload": []},
+        {"kind": "ready", "start_method": "fork", "reason": "", "prepare_s": 0.0},
+        {"kind": "scheduler", "pid": 100},
+        *({"kind": "started", "global_rank": rank, "pid": 1 << 23} for rank in range(2)),
+        {"kind": "running", "world_size": 2},
+        {**failed, "global_rank": 0},
+        {"kind": "stopping", "reason": "rank 0 ended with exit code 7"},
+        {**failed, "global_rank": 1},
+        {"kind": "restarting", "attempt": 1, "delay_s": 0.0, "reason": reason, "global_ranks": (0,)},
+    ]
+
+
 def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job):
     job.do("run", "fail", "again", "start 0", "start 1")
     job.say("told", attempt=0, not_started=[])

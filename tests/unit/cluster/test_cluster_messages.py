@@ -35,7 +35,7 @@ from msrun.cluster.messages import (
     print_fault,
     traceback_of,
 )
-from msrun.cluster.protocol import HostReport, ReachResult, check_said, protocol, read_moment
+from msrun.cluster.protocol import ReachResult, check_said, protocol, read_moment
 from msrun.planning.record_json import encode_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters())
@@ -162,8 +162,9 @@ def test_record_that_is_held_up_is_given_again_until_it_is_sent_whole(sides, mon
 
 
 REPORT = encode_record(FailureReport(failure_of(0)))
+FAIL = {"status": "fail", "name": "x", "text": "y"}
 SAID = {
-    "checked": {"report": encode_record(HostReport())},
+    "checked": {"report": {"findings": [{**FAIL, "exit_code": code} for code in (1, 255)]}},
     "listening": {"port": 1, "error": ""},
     "reached": {"result": encode_record(ReachResult())},
     "event": {"moment": "note", "fields": {"text": "x"}},
@@ -177,9 +178,6 @@ SAID = {
     "error": {"text": "no", "exit_code": 3},
     "fault": {"text": "no", "traceback": ""},
 }
-
-
-FAIL = {"status": "fail", "name": "x", "text": "y"}
 
 
 @pytest.mark.parametrize("kind", SAID)

@@ -139,7 +139,7 @@ def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_faile
     scheduler.close()
     host.send_body(b"a log")
     host.send_body(b"a log")
-    assert (host.is_closed, host.has_unsent) == (False, False)
+    assert (scheduler.is_closed, host.is_closed, host.has_unsent) == (True, False, False)
     assert [host.unseal(body) for body in host.receive()] == [b"called off"]
     assert (host.receive(), host.is_closed) == ([], True)
 

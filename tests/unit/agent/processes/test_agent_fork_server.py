@@ -254,6 +254,8 @@ def begun(server, sent, monkeypatch, tmp_path):
     asked = {"preload": ["never"], "start_method": "exec", "run_dir": str(tmp_path / "run"), "blas_threads": 2}
     (ready,) = server.ask("prepare", **asked)
     assert (ready["start_method"], ready["reason"], server.loop.given.blas_threads) == ("exec", "asked for", 2)
+    assert fork_server.process_control.adopt_orphans.called, "and it outlives the agent, to clean up"
+    assert fork_server.process_control.die_with_parent.call_args == mock.call(os.getpid(), 0)
     assert kinds(server.start(SCHEDULER_ID)) == ["started"]
     server.ask("pause")
     server.start(7)

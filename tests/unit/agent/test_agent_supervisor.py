@@ -487,7 +487,7 @@ def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
     if later_s:
         assert host.heard() == []
         host.do(f"wait {later_s}")
-    assert kinds(host.heard()) == ["stop"]
+    assert kinds(host.heard()) == ["stop"] and len(host.told_of("failed")) == 1
     host.close()
 
 

@@ -75,8 +75,9 @@ def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed(
 
 @pytest.mark.parametrize(("restarts", "can_restart", "goes_on"), [(1, True, True), (1, False, False), (0, True, False)])
 def test_hosts_know_at_once_whether_the_job_will_start_again(restarts, can_restart, goes_on):
-    (stop,) = failed(coordinator(2, restarts), 0, report(1, can_restart=can_restart))
-    assert stop["goes_on"] is goes_on
+    job = coordinator(2, restarts)
+    (stop,) = failed(job, 0, replace(report(1, can_restart=can_restart), is_unfit=goes_on))
+    assert stop["goes_on"] is goes_on and job.losses == ({1: "rank 10 failed"} if goes_on else {})
 
 
 @pytest.mark.parametrize(("node_rank", "reason"), [(0, "rank 15 on node 1 exited early (code 0); {}"), (1, "{}")])

@@ -131,6 +131,8 @@ def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next
     assert host.unseal(first) == b"accepted"
     host.trust()
     assert [host.unseal(body) for body in host.receive()] == [long, b"called off"]
+    scheduler.send_plain(bytes(99))
+    assert host.read() == b"" and host.stderr_text().startswith("a message without the proof")
 
 
 def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_failed(sides):

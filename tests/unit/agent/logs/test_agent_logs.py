@@ -4,6 +4,7 @@ import errno
 import os
 import selectors
 import signal
+import termios
 import tty
 from contextlib import closing
 from unittest import mock
@@ -161,6 +162,7 @@ def test_keys_go_to_a_rank_and_what_it_writes_last_to_its_terminal_is_shown_and_
     request.addfinalizer(lambda: os.close(keys))
     monkeypatch.setattr(rank_terminal, "STANDARD_INPUT", keys)
     monkeypatch.setattr(os, "kill", killed := mock.Mock())
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((91, 33)))
     log = tmp_path / "worker_0.log"
     log.touch()
     with selectors.SelectSelector() as selector:
@@ -175,6 +177,7 @@ def test_keys_go_to_a_rank_and_what_it_writes_last_to_its_terminal_is_shown_and_
         assert user.take.call_count == 1 and other == ProcessSpec(1, "")
         rank = os.open(spec.terminal, os.O_RDWR | os.O_NOCTTY)
         tty.setraw(rank)
+        assert termios.tcgetwinsize(rank) == (33, 91)
         for said, count in ((b"ab\x1d\x1d", 0), (b"\x1d", 1)):
             os.write(typed, said)
             look()

@@ -15,7 +15,7 @@ from supervised_job import Job, kinds
 from msrun import contract
 from msrun.agent import watch as job_watch
 from msrun.agent.attempt import OwnProcesses
-from msrun.agent.evidence import Place
+from msrun.agent.evidence import MemoryKillWatch, Place
 from msrun.agent.processes.progress_board import Progress
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
@@ -217,7 +217,11 @@ def test_process_of_msruns_own_that_stays_stopped_ends_the_attempt(job, monkeypa
     assert job.attempt.end_reason() == "the scheduler has been stopped"
 
 
-def test_worker_that_runs_no_test_stops_nobody_and_says_why(tmp_path):
+def test_end_of_a_worker_that_was_killed_or_runs_no_test_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(MemoryKillWatch, "explain", lambda _, pid: f"it took the memory of {pid}")
+    with contextlib.closing(Job(tmp_path / "killed")) as job:
+        job.do("run", "killed 0 SIGKILL")
+        assert job.attempt.membership.members[0].hint == f"it took the memory of {1 << 23}"
     with contextlib.closing(Job(tmp_path, program=Program("module", "pytest"))) as job:
         job.do("run", "exit 0 5")
         assert job.attempt.membership.members[0].hint.startswith("pytest found no test there")

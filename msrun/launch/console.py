@@ -171,10 +171,6 @@ class Console(Display):
     def observers(self) -> tuple[Observer, ...]:
         return tuple(one for one in (self, self._metrics, self._terminal, self.also) if one is not None)
 
-    def say(self, text: str) -> None:
-        with self._faults.kept_from_job("display (Console)"):
-            self._say(text)
-
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Say the moments that a user wants to know."""
         if kind == "preparing":

@@ -508,7 +508,6 @@ def _link(path: Path, target: str) -> None:
         temporary.replace(path)
     except OSError:
         temporary.unlink()
-        raise
 
 
 def _remove_job(folder: Path) -> None:

@@ -162,20 +162,30 @@ def test_full_disk_ends_no_job_and_leaves_no_half_file(path, plan, clock, monkey
 
 def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(tmp_path):
     with contextlib.ExitStack() as stack:
-        ours, theirs = (stack.enter_context(contextlib.closing(Channel(end))) for end in socket.socketpair())
+        ends = socket.socketpair()
+        ours, theirs = (stack.enter_context(contextlib.closing(Channel(end))) for end in ends)
         record = OwnStart(small_plan(tmp_path, 2), {}, socket.socket(), has_store=True)
         record.follow(ours)
         record.note("started", {"global_rank": 1, "pid": 7})
         job, started = theirs.receive()
+        ends[0].settimeout(0.01)
+        for _ in range(1000):
+            record.note("note", {"text": "x" * 10000})
+        assert ours.is_closed, "one that is stopped is told nothing more"
     assert (job["type"], job["job_id"], job["world_size"], job["has_store"]) == ("job", "J", 2, True)
     assert started == {"type": "started", "global_rank": 1, "pid": 7}
 
 
-@pytest.mark.parametrize("kind", ["clone", "other"])
+@pytest.mark.parametrize("kind", ["clone", "other", "file", "none"])
 def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(tmp_path, kind):
-    (tmp_path / "msrun").mkdir()
-    (tmp_path / "msrun" / "__init__.py").touch()
+    path = tmp_path / ("msrun.py" if kind == "file" else "msrun/__init__.py")
+    path.parent.mkdir(exist_ok=True)
+    if kind != "none":
+        path.touch()
     if kind == "clone":
         shutil.copy(contract.__file__, tmp_path / "msrun")
     told = describe_shadowed_package(small_spec(tmp_path), {})
-    assert told.startswith(f"{tmp_path}/msrun: workers import msrun's own package") == (kind == "other")
+    name = {"other": "msrun", "file": "msrun.py"}.get(kind)
+    assert told.partition("; ")[0] == (
+        f"{tmp_path}/{name}: workers import msrun's own package of that name, not this one" if name else ""
+    )

@@ -55,7 +55,7 @@ class ProgressLine:
             if self._first is None or step < self._first[0]:  # the first one, or the job was started again
                 self._first = step, now
             first_step, first_at = self._first
-            speed = (step - first_step) / (now - first_at) if step > first_step and now > first_at else None
+            speed = (step - first_step) / (now - first_at) if now > first_at else None
         line = "" if step is None else describe_progress(step, told.total if told.steps else 0, speed, loss)
         return f"rank {self._rank}: {line}" if self._rank and line else line
 

@@ -259,7 +259,7 @@ def test_live_line_tells_states_and_bars_and_gives_way_to_lines(tmp_path, monkey
         state = f"{ERASE}msrun: 0 of 2 up, 0 running, 0 done, 0 s"
         assert shown() == [(2, state)]
         assert shown() == [], "it has not changed"
-        screen.write(0, "loss: 0.5\n")
+        screen.write(0, "step 3, loss: 0.5\n")
         screen.write(1, "line\n")
         assert shown() == [(2, ERASE), (1, "line\n"), (2, f"{state}, loss 0.")]
         screen.write(1, "\r\x1b[32m##\t" + 60 * "#")

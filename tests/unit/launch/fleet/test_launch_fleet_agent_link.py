@@ -55,6 +55,8 @@ class Host:
 
     def _take_first(self, message):
         self.faults += [message["text"]] if message["type"] == "fault" else []
+        if message["type"] == "slip":
+            raise ZeroDivisionError("slip")
         return message["type"] == "log"
 
     def await_post(self, kind):
@@ -213,9 +215,13 @@ def test_host_that_is_not_reached_yet_is_given_up_when_all_are_dismissed(host):
     assert host.posts() == []
 
 
-def test_fault_of_msrun_itself_loses_the_host_and_is_kept(host):
-    host.refuse(KeyError("a"))
-    host.link.start()
+@pytest.mark.parametrize("moment", ["connecting", "reading"])
+def test_fault_of_msrun_itself_loses_the_host_and_is_kept(host, moment):
+    if moment == "connecting":
+        host.refuse(KeyError("a"))
+        host.link.start()
+    else:
+        host.begin().say("slip", seq=2)
     assert [host.await_post("lost")["reason"]] == [f"host0: {text}" for text in host.faults]
 
 

@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
-import shutil
 import socket
+from pathlib import Path
 
 import pytest
+from file_tree import grow
 from plans import small_plan, small_spec
 
 from msrun import contract
@@ -18,6 +19,7 @@ from msrun.launch import metrics_file as module
 from msrun.launch.job import OwnStart, describe_shadowed_package
 from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
 from msrun.launch.trace import build_trace
+from msrun.planning.program import Program
 
 EVENTS = [
     {"time": 100.0, "event": "preparing"},
@@ -176,16 +178,28 @@ def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(
     assert started == {"type": "started", "global_rank": 1, "pid": 7}
 
 
-@pytest.mark.parametrize("kind", ["clone", "other", "file", "none"])
-def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(tmp_path, kind):
-    path = tmp_path / ("msrun.py" if kind == "file" else "msrun/__init__.py")
-    path.parent.mkdir(exist_ok=True)
-    if kind != "none":
-        path.touch()
-    if kind == "clone":
-        shutil.copy(contract.__file__, tmp_path / "msrun")
-    told = describe_shadowed_package(small_spec(tmp_path), {})
-    name = {"other": "msrun", "file": "msrun.py"}.get(kind)
-    assert told.partition("; ")[0] == (
-        f"{tmp_path}/{name}: workers import msrun's own package of that name, not this one" if name else ""
-    )
+OTHER, BELOW = {"msrun/__init__.py": ""}, {"program": Program("script", "below/x.py")}
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "environment", "named"),
+    [
+        (OTHER, {}, {}, "msrun"),
+        ({"msrun.py": ""}, {}, {}, "msrun.py"),
+        (OTHER, {"program": Program("module", "x")}, {}, "msrun"),
+        (OTHER, BELOW, {"PYTHONPATH": "no:."}, "msrun"),
+        (OTHER, BELOW, {"PYTHONPATH": ""}, None),
+        (OTHER, {}, {"PYTHONSAFEPATH": "1"}, None),
+        (OTHER, {"program": Program("executable", "x")}, {}, None),
+        (OTHER, {"start_method": "exec"}, {}, None),
+        (OTHER | {"msrun/contract.py": Path(contract.__file__).read_text()}, {}, {}, None),
+        ({"msrun/contract.py": ""}, {}, {}, None),
+    ],
+)
+def test_a_package_named_msrun_that_workers_would_import_is_told_of_unless_it_is_a_clone(
+    tmp_path, files, changes, environment, named
+):
+    grow(tmp_path, files)
+    told = describe_shadowed_package(small_spec(tmp_path, **changes), environment)
+    path = f"{tmp_path}/{named}: workers import msrun's own package of that name, not this one; rename it, or give "
+    assert told == (f"{path}--start_method exec, with which they import it and not msrun.runtime" if named else "")

@@ -49,7 +49,7 @@ class Launcher:
 
     def open(self, name, text="", command="exec cat", **settings):
         connector = self.connector(text, **settings)
-        connector.prepare([HostEntry(name.rpartition("@")[2])])
+        connector.prepare(HostEntry(name.rpartition("@")[2]))
         return self.open_with(connector, name, command)
 
     def open_with(self, connector, name, command="exec cat"):

@@ -219,7 +219,7 @@ def test_moments_of_a_job_are_told_in_words(screen):
         "hang": {},
         "lingering": {"global_rank": 1, "what": "a thread"},
         "stopping": {"reason": "rank 1 failed"},
-        "over": {"reason": "rank 1 failed"},
+        "over": {"reason": "all have ended"},
     }
     for kind, fields in moments.items():
         screen.console.note(kind, fields)
@@ -268,6 +268,10 @@ def test_live_line_tells_states_and_bars_and_gives_way_to_lines(tmp_path, monkey
         screen.console.note("stopping", {"reason": "SIGTERM"})
         assert screen.written[-1] == (1, ERASE)
         assert shown() == [(1, "end\n")]
+        screen.run()
+        shown()
+        screen.console.pause()
+        assert screen.written[-1] == (2, ERASE)
 
 
 def test_times_stand_before_lines_as_long_as_somebody_reads_them(tmp_path, monkeypatch):

@@ -195,6 +195,8 @@ def test_restart_is_told_once_when_all_hosts_are_ready_and_start(fleet):
         fleet.say(node, "ready", attempt=1, clock_s=time.time())
         fleet.hear()
     assert fleet.told(0) == fleet.told(1) == ["stop", "restart", "start"]
+    assert fleet.links[0].done[0] == "begin"
+    assert [(event["hosts"], event["master"]) for event in fleet.noted("agents_started")] == [(2, "10.0.0.1:4711")]
     (told,) = fleet.noted("restarting")
     assert (told["attempt"], told["global_ranks"]) == (1, [1])
 

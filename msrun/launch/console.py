@@ -247,11 +247,11 @@ class Console(Display):
         deadline = time.monotonic() + COPY_S
         turns = deque(self._tails)
         turns.rotate(-self._turn)
-        while turns and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
+        while turns and self._tails and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
             self._turn += 1
             self._copy(tail)
-            if tail.has_more and self._tails:
+            if tail.has_more:
                 turns.append(tail)
         if not self._has_live_bar and output.place(STDOUT).has_room():
             for tail in self._tails:
@@ -262,7 +262,8 @@ class Console(Display):
         if output.place(STDOUT).is_open(STDOUT):
             self._print(tail, pieces)
         else:  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
-            self._tails = []
+            while self._tails:
+                self._tails.pop().close()
 
     def _print(self, tail: LogTail, pieces: list[bytes]) -> None:
         descriptor = STDERR if tail.path in self._errors else STDOUT

@@ -184,15 +184,6 @@ def test_a_pause_loses_nothing(start, tmp_path):
     assert [int(line.split()[0]) for line in text.splitlines()] == list(range(4000))
 
 
-@pytest.mark.slow
-def test_a_reader_that_has_enough_does_not_end_the_job(start, tmp_path):
-    job = start("stdout", 7)
-    os.close(job.reader)
-    job.reader = -1
-    (tmp_path / "go").touch()
-    assert job.process.wait(DEADLINE_S) == 7
-
-
 CLOSINGS = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"]
 
 

@@ -79,13 +79,18 @@ def screen(tmp_path, monkeypatch):
         yield screen
 
 
-def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen):
+def test_lines_of_workers_are_shown_with_their_rank_as_they_come_until_nobody_reads_them(screen, monkeypatch):
     screen.write(0, "a\nb")
     screen.write(1, "c\n")
     assert sorted(screen.shown()) == ["[h:0] a", "[h:1] c"]
     screen.write(0, "b\n")
     assert screen.shown() == ["[h:0] bb"]
     assert screen.shown() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Place, "is_open", lambda *_: False)
+        screen.write(0, "c\n")
+        assert screen.shown() == []
+    assert screen.shown() == [], "msrun ... | head has enough"
 
 
 def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen):
@@ -272,18 +277,6 @@ def test_live_line_tells_states_and_bars_and_gives_way_to_lines(tmp_path, monkey
         shown()
         screen.console.pause()
         assert screen.written[-1] == (2, ERASE)
-
-
-def test_times_stand_before_lines_as_long_as_somebody_reads_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1e9 + 0.25)
-    with closing(Screen(tmp_path, monkeypatch, has_times=True)) as screen:
-        screen.write(0, "a\n")
-        assert screen.shown() == [f"{time.strftime('%H:%M:%S', time.localtime(1e9))}.250 [h:0] a"]
-        with monkeypatch.context() as patch:
-            patch.setattr(output.Place, "is_open", lambda *_: False)
-            screen.write(0, "b\n")
-            assert screen.shown() == []
-        assert screen.shown() == [], "msrun ... | head has enough"
 
 
 PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n", b"\r\n", b"ab\r"])), max_size=12)

@@ -231,6 +231,7 @@ def test_logs_here_are_set_aside_where_a_job_goes_on_elsewhere(fleet):
         (fleet.folder / f"{log}.log").touch()
     fleet.run.set_logs_aside()
     assert {path.name for path in fleet.folder.glob("*.log")} == {f"{log}.attempt_0.log" for log in logs}
+    assert len(json.loads((fleet.folder / contract.attempt_plan_name(0)).read_text())["hosts"]) == 2
 
 
 @pytest.mark.parametrize("skew_s", [-400.0, 400.0])

@@ -302,15 +302,16 @@ def test_ssh_that_cannot_be_started_and_one_that_nobody_wants_any_more_are_refus
             connector.open(HostEntry("h1"), "echo", deadline=time.monotonic() + DEADLINE_S)
 
 
-def test_usual_keys_and_known_hosts_are_those_of_home(serve, client):
+def test_options_are_enough_and_keys_and_known_hosts_are_those_of_home(serve, client):
     (client.home / ".ssh").mkdir()
     server = serve(accepted=frozenset({make_key(client.home / ".ssh" / "id_ed25519").split()[1]}))
-    settings = SshSettings(host_keys="accept-new", config_file=Path(NO_CONFIG), port=server.port)
-    connector = SshConnector(settings, warn=client.said.append)
-    client.connectors.append(connector)
-    connector.prepare(HostEntry("127.0.0.1"))
-    connector.open(HostEntry("127.0.0.1"), "echo", deadline=time.monotonic() + DEADLINE_S).close()
-    assert (client.home / ".ssh" / "known_hosts").exists() and client.said == []
+    for policy in ("accept-new", None):
+        settings = {"host_keys": policy, "config_file": Path(NO_CONFIG), "port": server.port, "user": "me"}
+        connector = SshConnector(SshSettings(**settings), warn=client.said.append)
+        client.connectors.append(connector)
+        connector.prepare(HostEntry("127.0.0.1"))
+        connector.open(HostEntry("127.0.0.1"), "echo", deadline=time.monotonic() + DEADLINE_S).close()
+    assert set(server.users) == {"me"} and client.said == []
 
 
 def test_launcher_without_ssh_or_without_a_name_for_its_user_says_so(tmp_path, monkeypatch):

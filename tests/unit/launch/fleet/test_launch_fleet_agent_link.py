@@ -12,6 +12,7 @@ from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts import HostEntry
 
 SILENCE_S = 60.0
@@ -20,9 +21,9 @@ SILENCE_S = 60.0
 class Host:
     """A link, the pipes that it gets one after the other, and what it posts."""
 
-    def __init__(self, attach=b"attach"):
+    def __init__(self, attach=b"attach", noise=MARKER):
         self.clock = FakeClock()
-        self.pipes = [FakePipe(), FakePipe(), FakePipe()]
+        self.pipes = [FakePipe(noise), FakePipe(), FakePipe()]
         self.deadlines = []
         self._posts = []
         self.faults = []
@@ -183,6 +184,16 @@ def test_agent_that_ends_with_a_status_is_lost_with_it(local_host):
     local_host.pipes[0].end(127, "python3: not found")
     lost = local_host.await_post("lost")
     assert (lost["exit_status"], lost["stderr"]) == (127, "python3: not found")
+
+
+@pytest.mark.parametrize(("noise", "said"), [(b"no shell", " (no shell)"), (b" \n", ""), (MARKER, "")])
+def test_connection_that_breaks_before_the_job_is_told_with_what_came_in_place_of_an_agent(noise, said):
+    with contextlib.closing(Host(b"", noise)) as host:
+        host.link.start()
+        host.await_post("opened")
+        host.pipes[0].end()
+        lost = f"host0: the connection to it broke before the job began{said}; {module.CUT_REMEDY}"
+        assert host.await_post("lost")["reason"] == lost
 
 
 @pytest.mark.parametrize("attach", [b"", b"attach"])

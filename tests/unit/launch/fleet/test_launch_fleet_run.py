@@ -57,7 +57,10 @@ class Fleet:
         self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
         hosts = SimpleNamespace(agents=self.agents, pool=self.pool)
         self.job = FleetJob(self.spec, Start({}, "JOB", quiet=True), hosts, self.events, faults)
-        self.run = FleetRun(self.job, self.spec, ready, self.logs, clock=self.clock)
+        self.said = []
+        self.job.say = self.said.append
+        told = lambda: self.said.append("here")  # noqa: E731
+        self.run = FleetRun(self.job, self.spec, ready, self.logs, told, clock=self.clock)
         self.run.start()
 
     def say(self, node, kind, **fields):
@@ -143,13 +146,11 @@ def test_host_that_speaks_for_another_is_given_up(fleet, plan):
 
 
 def test_hosts_of_the_plan_are_all_of_the_job_and_leave_by_any_of_their_names(fleet):
-    said = []
-    fleet.job.say = said.append
     for node in range(2):
         fleet.say(node, "planned", host=host_plan(node, node, name=f"machine{node}"), notes=[], target="cpu")
     fleet.hear()
     assert [(one.name, one.ranks) for one in fleet.run.plan.fleet] == [("machine0", (0,)), ("machine1", (1,))]
-    assert said[0] == f"2 workers on 2 hosts, logs in {fleet.folder}"
+    assert fleet.said == [f"2 workers on 2 hosts, logs in {fleet.folder}", "here"]
     table = json.loads((fleet.folder / contract.RANK_TABLE_JSON).read_text())
     assert [server["server_id"] for server in table["server_list"]] == ["10.0.0.1", "10.0.0.2"]
     (fleet.folder / contract.DRAIN).mkdir()

@@ -308,7 +308,7 @@ class Starts:
     """Starts of a job on three hosts, of which two have to be well: of each why it does not begin, or how it ends."""
 
     def __init__(self, folder, patch, *starts):
-        self.said, self.asked, self._left, self._folder = [], [], list(starts), folder
+        self.said, self.asked, self.done, self._left, self._folder = [], [], [], list(starts), folder
         entries = tuple(HostEntry(name, 1, (0,)) for name in "abc")
         self.pool = HostPool(entries, (), 2)
         self.agents, self.failed_nodes = SimpleNamespace(interrupt=None), set()
@@ -317,7 +317,7 @@ class Starts:
         events = SimpleNamespace(note=lambda kind, fields: self.events.append((kind, fields)))
         patch.setattr(fleet_job, "FleetRun", self._begin)
         self.job = FleetJob(self.spec, start, self, events, None)
-        self.note_started = lambda *_: None
+        self.note_started = lambda *_: self.done.append("started")
 
     def run(self, spec, _logs, lost=()):
         names = "".join(entry.name for entry in spec.host_entries)
@@ -328,7 +328,8 @@ class Starts:
             self.failed_nodes = {names.index(self._left[0])}
             raise ClusterError(f"{self._left.pop(0)}: refused")
 
-    def _begin(self, job, spec, *_):
+    def _begin(self, job, spec, _ready, _logs, on_directory):
+        on_directory()
         lost, late, result = self._left.pop(0)
         names = [entry.name for entry in spec.host_entries]
 
@@ -344,12 +345,20 @@ class Starts:
             end_reason=f"lost {lost}",
             plan=small_plan(self._folder),
             finish=finish,
+            start=lambda: self.done.append("start"),
+            set_logs_aside=lambda: self.done.append("set aside"),
         )
 
 
-def test_job_starts_again_on_other_hosts_until_too_few_are_left(tmp_path, monkeypatch):
-    starts = Starts(tmp_path, monkeypatch, ("b", "", None), "c", "b", ("", "c", None))
-    result = starts.job.run(lambda: None)
+@pytest.mark.parametrize(
+    ("last", "said", "why"),
+    [(("", "c", None), ["lost "], "lost ; then lost c"), ("c", [], "lost b; then c: refused")],
+)
+def test_job_starts_again_on_other_hosts_until_too_few_are_left(tmp_path, monkeypatch, last, said, why):
+    starts = Starts(tmp_path, monkeypatch, ("b", "", None), "c", "b", last)
+    result = starts.job.run(lambda: starts.done.append("directory"))
+    begun = ["start", "started", "set aside"]
+    assert starts.done == ["directory", *begun, *(begun if said else [])]
     assert starts.asked == [
         ("abc", 3, 0, 3, ""),
         ("ac", 2, 1, 2, "b"),
@@ -361,11 +370,11 @@ def test_job_starts_again_on_other_hosts_until_too_few_are_left(tmp_path, monkey
         "restart 1 of 3: starting again on a, c",
         "c: refused: starting again on a, b",
         "b: refused: starting again on a, c; left out, failed 2 times: b",
-        "lost ",
+        *said,
     ]
     too_few = "fewer than 2 hosts are left"
     assert starts.said[-1] == f"not started again: {too_few} (--min_hosts); left out, failed 2 times: b, c"
-    reason = f"lost ; then lost c; {too_few}"
+    reason = f"{why}; {too_few}"
     assert (result.failure.reason, result.exit_code, starts.events) == (reason, 3, [("over", {"reason": reason})])
     assert json.loads((tmp_path / contract.FAILURE_JSON).read_text())["reason"] == reason
 

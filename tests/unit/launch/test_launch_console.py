@@ -1,6 +1,7 @@
 """What a console of workers shows, and how: lines, bars, lines of all ranks once, and how far a rank is."""
 
 import os
+import re
 import tempfile
 import time
 from contextlib import closing
@@ -380,6 +381,7 @@ def test_colours_alone_may_stay_and_end_with_their_line(text):
 )
 def test_what_becomes_of_text(text, shown):
     assert printable(text) == shown
+    assert re.sub(r"\x1b\[\d*m", "", printable(f"\x1b[1m{text}", keep_colours=True)) == shown
 
 
 def test_one_line_stays_one():

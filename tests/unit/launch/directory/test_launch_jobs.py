@@ -75,6 +75,9 @@ def test_a_link_that_leads_elsewhere_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "elsewhere")
     assert find_job(tmp_path) == tmp_path
+    os.mkfifo(tmp_path / "worker_0.log")
+    start_next(tmp_path)
+    assert find_job(tmp_path) == tmp_path / NEW and (tmp_path / "worker_0.log").is_fifo(), "nor is a pipe replaced"
 
 
 def test_a_hosts_own_folder_has_its_name_in_the_log_directory_too(tmp_path):

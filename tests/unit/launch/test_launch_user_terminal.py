@@ -15,9 +15,10 @@ from msrun.launch.terminal import UserTerminal, detach
 
 def test_terminal_is_the_ranks_from_its_start_to_its_end_but_while_msrun_is_stopped(monkeypatch):
     ends, seen = pty.openpty(), []
-    line_ends = []
+    line_ends, written = [], []
     monkeypatch.setattr(module, "STANDARD_INPUT", ends[1])
     monkeypatch.setattr(output, "set_line_end", line_ends.append)
+    monkeypatch.setattr(output, "write", lambda *given: written.append(given))
     monkeypatch.setattr(os, "isatty", lambda _: True)
 
     def look():
@@ -28,10 +29,12 @@ def test_terminal_is_the_ranks_from_its_start_to_its_end_but_while_msrun_is_stop
     terminal = UserTerminal(1, said.append)
     steps = [terminal.stop_process, terminal.take, terminal.stop_process]
     steps += [lambda: terminal.note("exited", {"global_rank": 0}), lambda: terminal.note("exited", {"global_rank": 1})]
+    steps += [terminal.stop_process, lambda: terminal.show(b"words")]
     for step in steps:
         step()
         look()
-    assert seen == ["shell", "shell", "rank", "shell", "rank", "rank", "shell"]
+    assert seen == ["shell", "shell", "rank", "shell", "rank", "rank", *["shell"] * 5]
+    assert written == [(1, b"words")]
     assert line_ends == ["\r\n", "\n"] * 2 and said[0].startswith("the terminal belongs to rank 1: Ctrl-C is its")
     for end in ends:
         os.close(end)

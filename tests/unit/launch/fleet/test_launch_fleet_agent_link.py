@@ -155,7 +155,8 @@ def test_silent_connection_is_broken_off(host):
     host.link.beat(SILENCE_S + 1)
     wait_until(lambda: first.is_closed, "it is broken off")
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
-    wait_until(lambda: not host.link.is_salvaging, "nobody is let in who would fetch what it has left")
+    wait_until(lambda: len(host.deadlines) == 2, "what it has left is asked for")
+    wait_until(lambda: not host.link.is_salvaging, "nobody is let in who would fetch that")
 
 
 def test_signs_of_life_are_given_at_intervals_and_while_the_launcher_is_stopped_nobody_is_silent(host):

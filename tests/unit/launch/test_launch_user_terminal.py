@@ -33,7 +33,7 @@ def test_terminal_is_the_ranks_from_its_start_to_its_end_but_while_msrun_is_stop
     for step in steps:
         step()
         look()
-    assert seen == ["shell", "shell", "rank", "shell", "rank", "rank", *["shell"] * 5]
+    assert seen == ["shell", "shell", "rank", "shell", "rank", "rank", *["shell"] * 4]
     assert written == [(1, b"words")]
     assert line_ends == ["\r\n", "\n"] * 2 and said[0].startswith("the terminal belongs to rank 1: Ctrl-C is its")
     for end in ends:

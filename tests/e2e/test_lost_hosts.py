@@ -132,19 +132,3 @@ def test_training_goes_on_with_fewer_ranks_to_the_losses_of_one_process(rehearsa
     assert job.read_json("plan.json")["world_size"] == 2
     np.testing.assert_allclose(losses(job.log(0).decode()), right[4:], rtol=1e-9)
     rehearsals.runner.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_host_whose_cable_is_out_is_left_out(fleet, tmp_path, script):
-    options = ["--min_hosts=2", "--max_restarts=2", "--heartbeat_time_out=5", "--ssh_connect_time_out=3"]
-    job = fleet.start([1, 1, 1], *options, script)
-    records(fleet, job, 0, 3)
-    fleet.net.cut(1)
-    try:
-        assert len(records(fleet, job, 1, 2)[0]["hosts"]) == 2
-        (tmp_path / "go_1").touch()
-        ended = job.finish()
-    finally:
-        fleet.net.mend(1)
-    assert ended.code == 0, ended.stderr
-    fleet.prove_nothing_left()

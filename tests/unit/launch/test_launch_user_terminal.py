@@ -58,7 +58,7 @@ def test_command_ends_as_the_job_in_the_background_that_comes_to_nothing(end, st
     if not pid:
         os.dup2(writer, 2)
         sys.stderr = sys.__stderr__
-        detach()
+        detach(quiet=False)
         end()
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:

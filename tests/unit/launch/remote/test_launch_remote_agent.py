@@ -121,9 +121,13 @@ def test_part_of_the_job_writes_into_the_agents_folder_and_what_is_not_shared_is
         report = part.display(spec, plan, None)
         report.note("running", {})
         report.say("hello")
+        assert not held, "not before it starts again"
+        report.note("restarting", {})
         parts.append((spec, start, part))
         return result
 
+    held = []
+    monkeypatch.setattr(module.LogSender, "hold", lambda logs: held.append(logs))
     monkeypatch.setattr(module, "run_part", run)
     shared, spec = tmp_path / "shared", replace(SPEC, preload=("torch",), log_max_bytes=9)
     hosts = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
@@ -141,9 +145,11 @@ def test_part_of_the_job_writes_into_the_agents_folder_and_what_is_not_shared_is
     assert spec.rank_table_file.read_text() == "{}" and start.caller["GIVEN"] == "yes"
     assert (own.early_server, own.home, own.stopped_limit_s) == (server, str(SPEC.log_dir) * (node_rank == 0), 120.0)
     assert (own.store_listener is not None) == (node_rank == 0) and own.fleet.own.name == f"h{node_rank}"
+    assert own.fleet.interface == "eth1" * node_rank and len(held) == 1
     listening, checked, planned, *moments, ended = link.heard[1:2] + link.heard[:1] + link.heard[2:]
     assert planned["logs"] == [*([] if is_shared else ["worker_0.log", "trace_0.jsonl"]), *scheduler]
-    assert [(said["moment"], said["fields"]) for said in moments] == [("running", {}), ("note", {"text": "hello"})]
+    told = [("running", {}), ("note", {"text": "hello"}), ("restarting", {})]
+    assert [(said["moment"], said["fields"]) for said in moments] == told
     assert (ended["type"], ended["failure"], ended["survivors"]) == ("result", None, [7])
     assert link.are_logs_over and checked["report"] and listening["port"]
 

@@ -113,6 +113,8 @@ def test_part_of_the_job_writes_into_the_agents_folder_and_what_is_not_shared_is
 ):
     server, result, parts = mock.Mock(), mock.Mock(failure=None, survivors=(7,)), []
     monkeypatch.setattr(module, "start_fork_server", lambda **_: server)
+    for name in ("SSH_CLIENT", "MSRUN_TOKEN", "OF_LOGIN"):
+        monkeypatch.setenv(name, "x")
     monkeypatch.setattr(module, "own_addresses", lambda: {"10.0.0.1": "eth1"})
 
     plan = plan_of(small_spec(tmp_path, has_trace=True), HostFacts("h", "127.0.0.1", (0,)))
@@ -143,6 +145,7 @@ def test_part_of_the_job_writes_into_the_agents_folder_and_what_is_not_shared_is
     assert (spec.log_dir, spec.master_addr, spec.master_port) == (spool, "a", 5)
     assert (spec.worker_log_dir, spec.log_max_bytes) == ((shared, 9) if is_shared else (None, 0))
     assert spec.rank_table_file.read_text() == "{}" and start.caller["GIVEN"] == "yes"
+    assert start.caller["OF_LOGIN"] == "x" and not start.caller.keys() & {"SSH_CLIENT", "MSRUN_TOKEN"}
     assert (own.early_server, own.home, own.stopped_limit_s) == (server, str(SPEC.log_dir) * (node_rank == 0), 120.0)
     assert (own.store_listener is not None) == (node_rank == 0) and own.fleet.own.name == f"h{node_rank}"
     assert own.fleet.interface == "eth1" * node_rank and len(held) == 1

@@ -231,6 +231,7 @@ def test_moments_of_a_job_are_told_in_words(screen):
         screen.console.note(kind, fields)
     screen.console.note("ready", {"reason": "asked for"})
     screen.console.say("a note")
+    assert screen.console.observers == (screen.console,)
     screen.console.finish(None, Membership(range(2)), 3)
     *said, last = screen.said
     assert said == [

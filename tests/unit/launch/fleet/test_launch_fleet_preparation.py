@@ -280,12 +280,12 @@ def test_host_that_says_no_or_nothing_or_ends_is_named_and_nothing_more_is_asked
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        ({"kind": ""}, "h0: no plan of its part within 0.3 s"),
+        ({"kind": ""}, "h0: no plan of its part within 0.1 s"),
         ({"kind": "error", "text": "h0: no disk", "exit_code": 3}, "h0: no disk"),
     ],
 )
 def test_host_that_makes_no_plan_is_the_error_of_a_dry_run(make_hosts, monkeypatch, answer, text):
-    monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
     hosts = make_hosts(2)
     monkeypatch.setattr(module, "HostOpener", lambda *_: hosts.opener)
     hosts.answer(0, "plan", **answer)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
 from random_networks.functions import StraightThrough
-from rank_threads import run_on_threads
+from rank_threads import assert_is_that_of_one_process, run_on_threads
 from small_capture import captured, partitioned
 from torch import Tensor, nn
 
@@ -317,6 +317,16 @@ class Spread(torch.autograd.Function):
         return gradient.sum(0).expand(ctx.rows, 8)
 
 
+class Hooked:
+    """A tensor hook that reads another tensor and looks at the whole gradient."""
+
+    @staticmethod
+    def apply(x):
+        y, scale = x * 2, x.detach().mean(0)
+        y.register_hook(lambda gradient: gradient / (1 + gradient.norm()) * scale)
+        return y
+
+
 def program_of(function, strategy=None):
     """Cut a network that applies a function on two ranks; `strategy`: the user's, for the function."""
     network = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: function.apply(x) + 1))
@@ -324,27 +334,27 @@ def program_of(function, strategy=None):
     if strategy is not None:
         (node,) = [node for node in graph.graph.nodes if "custom_function" in str(node.target)]
         node.meta[STRATEGY] = OperatorStrategy((strategy,))
-    return partitioned(graph, 2, is_cut=True)
+    return network, partitioned(graph, 2)
 
 
-def gathers(program):
-    """Return what is said before the function runs."""
+@pytest.mark.parametrize(
+    ("function", "strategy", "kinds"),
+    [
+        (StraightThrough, None, ["slice"]),
+        (Centred, None, ["slice", "gather"]),
+        (Centred, (1, 2), ["slice", "exchange"]),  # the user's promise that parts may be run
+        (Halved, None, ["slice", "gather"]),
+        (Hooked, None, ["slice", "gather"]),
+    ],
+)
+def test_custom_function_is_cut_as_far_as_is_known_of_it(function, strategy, kinds):
+    network, program = program_of(function, strategy)
     nodes = list(program.graph.nodes)
     first = next(number for number, node in enumerate(nodes) if node.target is apply_function)
-    return [node.kwargs["collective"].kind for node in nodes[:first] if node.target is apply_collective]
-
-
-def test_function_that_works_value_by_value_is_cut_with_the_batch():
-    assert gathers(program_of(StraightThrough)) == []
-
-
-@pytest.mark.parametrize("function", [Centred, Halved])
-def test_function_of_which_nothing_is_known_runs_whole(function):
-    assert gathers(program_of(function)) == ["gather"]
-
-
-def test_strategy_is_the_users_promise_that_parts_may_be_run():
-    assert gathers(program_of(Centred, (2, 1))) == []
+    collectives = [n.kwargs["collective"].kind for n in nodes[:first] if n.target is apply_collective]
+    assert [kind for kind in collectives if kind != "enter"] == kinds
+    x = torch.randn(4, 8)
+    assert_is_that_of_one_process(program, network(x), [x], dict(network.named_parameters()))
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ class GradientGroup:
         if self.shard_axes:
             return _start_sharded(self, grads)
         ranks = axes_group(self.mesh, self.partial_axes)
-        if grads[0].is_sparse:
+        if any(grad.is_sparse for grad in grads):
             (rows,) = grads
             return start_row_sum(rows, ranks)
         return start_all_reduce(flatten(grads), ranks, in_place=True)

@@ -342,10 +342,6 @@ def _frozen(value: Any, value_of: Callable[[fx.Node], Any]) -> Hashable:
         return tuple(_frozen(each, value_of) for each in value)
     if isinstance(value, dict):
         return tuple((name, _frozen(each, value_of)) for name, each in value.items())
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
     return type(value), value
 
 

@@ -2,10 +2,12 @@
 Local programs cut at collectives: what segments read and send, what is run again, sizes that differ by call."""
 
 import itertools
+import re
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,6 +20,7 @@ from torch import fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
+from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.transfers import TensorFuture
@@ -34,14 +37,18 @@ from msrun.runtime.parallel.pipeline.schedule import (
 )
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
 from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.partition import lower
+from msrun.runtime.partition.price import StepSpec, price
+from msrun.runtime.partition.stages import assign_stages, cut_stages
 from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.replay import (
     RecomputeSpec,
     Region,
     backward_slots,
+    estimate_activations,
     find_regions,
     forgetting,
     forward_slots,
@@ -49,7 +56,7 @@ from msrun.runtime.schedule.replay import (
     parameters_of,
     plan_replays,
 )
-from msrun.runtime.schedule.segments import Crossing, Segment, cut_segments
+from msrun.runtime.schedule.segments import Crossing, Segment, cut_segments, plan_buffers
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import find_module
@@ -703,3 +710,54 @@ def test_a_program_for_any_size_computes_what_the_network_does(rows, tokens):
     given = {"input_0": x, "p_layer_weight": network.layer.weight, "p_layer_bias": network.layer.bias}
     (result,) = segment.run(*(given[name] for name in segment.reads))
     torch.testing.assert_close(result, network(x))
+
+
+class Everything(nn.Module):
+    """Parts that are cut and run again, random numbers, statistics, and a loss with a weight for each class."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = Block(), Block(), nn.Linear(8, 5)
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.1)
+        self.weight = nn.Buffer(torch.ones(5))
+
+    def forward(self, x, labels):
+        x = self.drop(self.norm(self.first(x)))
+        return F.cross_entropy(self.head(self.second(x)), labels, self.weight), x
+
+
+def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golden):
+    network, mesh = Everything(), build_mesh(4)
+    for block in (network.first, network.second):
+        shard(block.up, ((1, 1), (4, 1), (4,)))
+    shard(network.first.down, ((1, 4), (1, 4)))
+    recompute(network.first)
+    recompute(network.second, save=(torch.ops.aten.tanh,), mp_comm_recompute=False)
+    graph = captured(network, torch.ones(8, 8), torch.zeros(8, dtype=torch.int64))
+    decisions = decide(graph, mesh, Constraints(layouts_of(graph, mesh, is_cut=True)))
+    program, whole = lower(graph, decisions), lower(graph, decisions)
+    lines = [*program.operators, *program.redistributions, *program.notes, *program.output_layouts]
+    stage_of = assign_stages(graph, 2, {}, "").stage_of
+    for stage in cut_stages(whole, stage_of, 2, tell(whole).values, whole.outputs[0]):
+        parts = stage.user_inputs, stage.reads, stage.received, stage.sent, stage.results, stage.made
+        lines += [*parts, *stage.program.graph.nodes, stage.program.buffers, stage.program.buffer_updates]
+    place_operators(program, stored={}, moved={o.name for o in program.operators if o.module_path == "head"})
+    events, regions = tell(program), find_regions(program, recomputed_in(network))
+    numbers = {use.node.name: int("first" not in name) for name, use in program.parameters.items()}
+    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
+    segments = cut_segments(program, numbers, region_of, events.parameter_memory)
+    for each in segments:
+        kinds = each.level, each.region, each.on_host, each.groups, each.new_groups, each.reads, each.writes
+        lines += [*kinds, *each.crossings, *each.module.graph.nodes]
+    replays, plan = plan_replays(segments, regions, program.outputs), plan_buffers(program, segments)
+    lines += [(r.segments, r.crossings, sorted(r.dropped)) for r in replays]
+    groups = [SimpleNamespace(shard_axes=(0,), regathers=True), SimpleNamespace(shard_axes=(), regathers=False)]
+    sums = [SimpleNamespace(placeholders=[name for name in numbers if numbers[name] == n]) for n in (0, 1)]
+    last = {replay.last for replay in replays if replay.segments}
+    lines += [plan, *vars(executor.plan_issue_order(segments, groups, sums, last, plan.spans)).items()]
+    step = StepSpec({"second.up.weight": (0, 1), "second.down.weight": (0,)}, regathers=True, bucket_bytes=256)
+    costs = price(graph, decisions, PROFILES["h100"], step, events=events)
+    lines += [estimate_activations(events, segments, replays, 2), costs.summary, costs.forward_s, costs.activations]
+    lines += [*costs.operators, *costs.gathers, *costs.sums]
+    numbered = re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.6g}", "\n".join(map(repr, lines)))
+    golden("plan_of_everything.txt", f"{numbered}\n")

@@ -224,9 +224,9 @@ def draw_part(
     _, device = shape_of(target, given)
     values = draw(target, given, Source(key, call, box, batch_dim, device))
     result = drawn_result(target, given, values)
-    replaced = [value for value in given.values() if isinstance(value, Tensor) and value.requires_grad]
-    is_replacing = replaced and target not in WITHOUT_VALUES and isinstance(result, Tensor)
-    return _Drawn.apply(result, *replaced) if is_replacing and not result.requires_grad else result
+    if target in WITHOUT_VALUES or not isinstance(result, Tensor) or result.requires_grad:
+        return result
+    return _Drawn.apply(result, *(value for value in given.values() if isinstance(value, Tensor)))
 
 
 class RandomDraw(Elementwise):

@@ -160,7 +160,7 @@ class Einsum(Rule):
         sizes: dict[str, int] = {}
         for row, shape in zip(rows, call.shapes, strict=True):
             for label, size in zip(row, shape, strict=True):
-                sizes[label] = max(size, sizes.get(label, 1))
+                sizes[label] = max(size, sizes.get(label, size))
         twice = frozenset(label for row in (*rows, output) for label in row if row.count(label) > 1)
         inputs: list[Labels] = [
             tuple(label if size == sizes[label] else None for label, size in zip(row, shape, strict=True))

@@ -304,8 +304,8 @@ class GradientSum:
     def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
         """Send off what the leaves hold and return the whole sum, which may still be on its way."""
         self.settle()
-        if not self._has_new(leaf_of):
-            return PendingGradients(self.group, self._reached, None if self.total is None else TensorFuture(self.total))
+        if not self._reached and not self._has_new(leaf_of):
+            return PendingGradients(self.group, self._reached, None)
         grads = self._take(leaf_of)
         if not self.group.is_sent:
             return PendingGradients(self.group, self._reached, None, grads)

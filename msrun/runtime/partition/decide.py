@@ -31,7 +31,6 @@ from msrun.runtime.partition.reads import (
     describe_operator,
     layout_of_result,
     layouts_of_outputs,
-    refuse_lists,
     scatter_of,
 )
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
@@ -196,7 +195,6 @@ class _Walk:
         mark = layout_constraint(node)
         if mark is not None:
             return self._lay_out(node, mark)
-        refuse_lists(node)
         rule = find_rule(node.target)
         if is_whole_operator(node, rule):
             return self._whole_operator(node)

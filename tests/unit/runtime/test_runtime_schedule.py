@@ -17,6 +17,7 @@ from asked_cases import one_fast
 from placed_parameters import placed
 from small_capture import captured, layouts_of, partitioned
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
@@ -47,6 +48,7 @@ from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.replay import (
     RecomputeSpec,
     Region,
+    SavedResults,
     backward_slots,
     estimate_activations,
     find_regions,
@@ -574,6 +576,24 @@ def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, sett
     assert set(partial_sums) <= replay.dropped
 
 
+def test_results_that_are_kept_are_taken_when_a_region_runs_again():
+    (segment,) = cut_segments(program_of(Block(), 1), {})
+    saved, counts = SavedResults(lambda target: target is torch.ops.aten.linear.default), Counter[str]()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counts[str(func)] += 1
+            return func(*args, **(kwargs or {}))
+
+    inputs = [torch.randn(shape) for shape in ((4, 8), (16, 8), (16,), (8, 16))]
+    with forgetting():
+        (right,) = saved.run(segment.module, inputs, again=False)
+    with Watch():
+        (again,) = saved.run(segment.module, inputs, again=True)
+    assert torch.equal(again, right)
+    assert counts == {"aten.t.default": 2, "aten.tanh.default": 1, "aten.add.Tensor": 1}
+
+
 def test_two_calls_of_one_module_are_two_regions_and_what_the_executor_gives_divides_none():
     shared, drawing = Blocks(shared=True), Blocks()
     drawing.first.up = nn.Sequential(drawing.first.up, nn.Dropout(0.1))
@@ -723,7 +743,7 @@ class Everything(nn.Module):
 
     def forward(self, x, labels):
         x = self.drop(self.norm(self.first(x)))
-        return F.cross_entropy(self.head(self.second(x)), labels, self.weight), x
+        return F.cross_entropy(self.head(self.second(x)), labels, self.weight) + self.head.weight.square().sum(), x
 
 
 def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golden):
@@ -737,8 +757,9 @@ def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golde
     decisions = decide(graph, mesh, Constraints(layouts_of(graph, mesh, is_cut=True)))
     program, whole = lower(graph, decisions), lower(graph, decisions)
     lines = [*program.operators, *program.redistributions, *program.notes, *program.output_layouts]
-    stage_of = assign_stages(graph, 2, {}, "").stage_of
-    for stage in cut_stages(whole, stage_of, 2, tell(whole).values, whole.outputs[0]):
+    assigned = assign_stages(graph, 2, {}, "")
+    lines += [assigned.costs, assigned.reason]
+    for stage in cut_stages(whole, assigned.stage_of, 2, tell(whole).values, whole.outputs[0]):
         parts = stage.user_inputs, stage.reads, stage.received, stage.sent, stage.results, stage.made
         lines += [*parts, *stage.program.graph.nodes, stage.program.buffers, stage.program.buffer_updates]
     place_operators(program, stored={}, moved={o.name for o in program.operators if o.module_path == "head"})

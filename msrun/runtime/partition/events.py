@@ -359,8 +359,8 @@ def _cross(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
     """Return a fake tensor like the result of a collective: its size and memory, a gradient where the value has one."""
     found = value.detach()
     if collective.kind == "slice":  # rows of a tensor are its memory
-        length = value.shape[collective.dim] // mesh.extent(collective.axes)
-        found = found.narrow(collective.dim, 0, length).contiguous()
+        own, *_ = found.chunk(mesh.extent(collective.axes), collective.dim)
+        found = own.contiguous()
     elif collective.kind != "enter":
         found = found.new_empty(result_shape(collective, value.shape, mesh))
     return found.requires_grad_(value.requires_grad)

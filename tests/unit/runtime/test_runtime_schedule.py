@@ -4,7 +4,7 @@ Local programs cut at collectives: what segments read and send, what is run agai
 import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
 from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.events import tell
+from msrun.runtime.partition.events import Operators, tell
 from msrun.runtime.partition.partition import lower
 from msrun.runtime.partition.price import StepSpec, price
 from msrun.runtime.partition.stages import assign_stages, cut_stages
@@ -468,37 +468,6 @@ def program_of(network, ranks=4, rows=4, width=8):
     return partitioned(captured(network, torch.ones(rows, width)), ranks, differentiable_inputs=frozenset({0}))
 
 
-def groups_of(cut, names):
-    return {cut.parameters[name].node.name: number for name, number in names.items()}
-
-
-TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
-
-
-class Weighted(nn.Module):
-    """Classifies; the loss gives classes a weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 5)
-        self.weight = nn.Buffer(torch.ones(5))
-
-    def forward(self, x, labels):
-        return F.cross_entropy(self.down(torch.relu(self.up(x))), labels, self.weight)
-
-
-@pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
-def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names):
-    cut = partitioned(captured(Weighted(), torch.ones(8, 8), torch.ones(8, dtype=torch.int64)), is_cut=True)
-    segments = cut_segments(cut, groups_of(cut, names))
-    first, last = segments[0], segments[-1]
-    assert [crossing.collective.kind for crossing in first.crossings] == ["all_reduce"]
-    assert set(first.reads) == {cut.inputs[1].name, cut.buffers["weight"].name}
-    readers = [i for i, segment in enumerate(segments) if first.crossings[0].result in segment.reads]
-    assert readers == [len(segments) - 1]
-    assert [crossing.result for crossing in last.crossings] == [cut.outputs[0].name]
-
-
 def test_view_of_a_parameter_holds_its_group_to_the_last_reader():
     class Late(nn.Module):
         def __init__(self):
@@ -540,42 +509,6 @@ class Blocks(nn.Module):
         return self.second(torch.relu(self.first(x))).pow(2).mean()
 
 
-def planned(network, *, tensor_parallel=False):
-    if tensor_parallel:
-        for block in (network.first, network.second):
-            shard(block.up, ((1, 1), (4, 1), (4,)))
-            shard(block.down, ((1, 4), (1, 4)))
-    program = program_of(network)
-    regions = find_regions(program, recomputed_in(network))
-    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
-    group_of = {use.node.name: 0 for use in program.parameters.values()}
-    segments = cut_segments(program, group_of, region_of)
-    return segments, plan_replays(segments, regions, program.outputs)
-
-
-def test_module_is_run_again_from_its_input_and_keeps_its_result():
-    network = Blocks()
-    assert recompute(network.first) is network.first
-    segments, (replay,) = planned(network)
-    (index,) = replay.segments
-    names = [str(n.target) for n in segments[index].module.graph.nodes if n.op == "call_function"]
-    assert names == ["aten.linear.default", "aten.tanh.default", "aten.linear.default", "aten.add.Tensor"]
-    (result,) = segments[index].writes
-    assert result not in replay.dropped
-
-
-@pytest.mark.parametrize(("setting", "right"), [(True, ["reduce_scatter"]), (False, [])])
-def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, setting, right):
-    network = Blocks()
-    recompute(network.first, mp_comm_recompute=setting)
-    segments, (replay,) = planned(network, tensor_parallel=True)
-    started = [crossing for crossings in replay.crossings.values() for crossing in crossings]
-    assert [each.collective.kind for each in started if not each.collective.is_local] == right
-    assert {each.result for each in started} <= replay.dropped
-    partial_sums = segments[replay.segments[0]].writes
-    assert set(partial_sums) <= replay.dropped
-
-
 def test_results_that_are_kept_are_taken_when_a_region_runs_again():
     (segment,) = cut_segments(program_of(Block(), 1), {})
     saved, counts = SavedResults(lambda target: target is torch.ops.aten.linear.default), Counter[str]()
@@ -603,29 +536,6 @@ def test_two_calls_of_one_module_are_two_regions_and_what_the_executor_gives_div
         assert [region.path for region in find_regions(program, recomputed_in(network))] == right
     (nothing,) = plan_replays(CHAIN, [Region("idle", RecomputeSpec())], [])
     assert (nothing.segments, nothing.crossings, nothing.dropped) == ((), {}, frozenset())
-
-
-def test_layers_of_the_host_and_of_modules_whose_results_are_chosen_leave_no_weights_for_later():
-    network = Blocks()
-    recompute(network.first, save=(torch.ops.aten.tanh,))
-    program = program_of(network)
-    regions = find_regions(program, recomputed_in(network))
-    segments = cut_segments(program, {}, dict.fromkeys(regions[0].nodes, 0))
-    leaves = {use.node.name: len(use.shape) for use in program.parameters.values()}
-    for on_host, right in ((True, 0), (False, 2)):
-        for each in segments:
-            each.on_host = on_host
-        deferred_weights.defer_weights(segments, leaves, regions, everywhere=True)
-        assert deferred_weights.count_deferred(segments) == right
-
-
-def test_parameters_that_others_read_too_are_not_a_regions_own():
-    network = Blocks()
-    network.second.up.weight = network.first.up.weight
-    recompute(network.first)
-    program = program_of(network)
-    regions = find_regions(program, recomputed_in(network))
-    assert parameters_of(program, regions) == {"first.up.bias", "first.down.weight"}
 
 
 @pytest.mark.parametrize(("path", "right"), [("a.b.c", "a.b"), ("a", None), ("a.bc", None), (None, None), ("d", "d")])
@@ -743,11 +653,12 @@ class Everything(nn.Module):
 
     def forward(self, x, labels):
         x = self.drop(self.norm(self.first(x)))
-        return F.cross_entropy(self.head(self.second(x)), labels, self.weight) + self.head.weight.square().sum(), x
+        return F.cross_entropy(self.head(self.second(x)), labels, self.weight) + self.second.down.weight.sum(), x
 
 
 def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golden):
     network, mesh = Everything(), build_mesh(4)
+    operators = Operators(mesh)
     for block in (network.first, network.second):
         shard(block.up, ((1, 1), (4, 1), (4,)))
     shard(network.first.down, ((1, 4), (1, 4)))
@@ -759,11 +670,11 @@ def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golde
     lines = [*program.operators, *program.redistributions, *program.notes, *program.output_layouts]
     assigned = assign_stages(graph, 2, {}, "")
     lines += [assigned.costs, assigned.reason]
-    for stage in cut_stages(whole, assigned.stage_of, 2, tell(whole).values, whole.outputs[0]):
+    for stage in cut_stages(whole, assigned.stage_of, 2, tell(whole, operators).values, whole.outputs[0]):
         parts = stage.user_inputs, stage.reads, stage.received, stage.sent, stage.results, stage.made
         lines += [*parts, *stage.program.graph.nodes, stage.program.buffers, stage.program.buffer_updates]
     place_operators(program, stored={}, moved={o.name for o in program.operators if o.module_path == "head"})
-    events, regions = tell(program), find_regions(program, recomputed_in(network))
+    events, regions = tell(program, operators), find_regions(program, recomputed_in(network))
     numbers = {use.node.name: int("first" not in name) for name, use in program.parameters.items()}
     region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
     segments = cut_segments(program, numbers, region_of, events.parameter_memory)
@@ -776,9 +687,14 @@ def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golde
     sums = [SimpleNamespace(placeholders=[name for name in numbers if numbers[name] == n]) for n in (0, 1)]
     last = {replay.last for replay in replays if replay.segments}
     lines += [plan, *vars(executor.plan_issue_order(segments, groups, sums, last, plan.spans)).items()]
-    step = StepSpec({"second.up.weight": (0, 1), "second.down.weight": (0,)}, regathers=True, bucket_bytes=256)
+    step = StepSpec({"second.up.weight": (0, 1), "second.down.weight": (0,)}, regathers=True, bucket_bytes=200)
     costs = price(graph, decisions, PROFILES["h100"], step, events=events)
+    lines += price(graph, decisions, PROFILES["h100"], replace(step, regathers=False), events=events).gathers
     lines += [estimate_activations(events, segments, replays, 2), costs.summary, costs.forward_s, costs.activations]
-    lines += [*costs.operators, *costs.gathers, *costs.sums]
+    lines += [*costs.operators, *costs.gathers, *costs.sums, sorted(parameters_of(program, regions))]
+    for everywhere in (False, True):  # where messages wait for it; but not of the host, nor where results are chosen
+        dimensions = {use.node.name: len(use.shape) for use in program.parameters.values()}
+        deferred_weights.defer_weights(segments, dimensions, regions, everywhere=everywhere)
+        lines += map(deferred_weights.deferred_in, segments)
     numbered = re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.6g}", "\n".join(map(repr, lines)))
     golden("plan_of_everything.txt", f"{numbered}\n")

@@ -187,11 +187,6 @@ def test_strategy_that_cannot_be_is_refused(make, text):
         local_program(make())
 
 
-def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so():
-    assert [o.repeats for o in product(((2, 1), (1, 1))).operators] == [2]
-    assert [o.repeats for o in product(((2, 2), (2, 1))).operators] == [1]
-
-
 def product(inputs, out=None):
     return local_program(Calls(shard(torch.matmul, inputs, out)))
 
@@ -430,31 +425,6 @@ def chain(strategies, last=None):
     for path, strategy in strategies.items():
         shard(network.get_submodule(path), strategy)
     return partitioned(captured(network, torch.ones(8, 8)), is_cut=True)
-
-
-def origins(program):
-    return [(o.operator, o.origin, o.strategy[0]) for o in program.operators]
-
-
-def test_operator_without_strategy_is_data_parallel_and_the_cheap_ones_follow():
-    assert origins(chain({})) == [
-        ("aten.linear", "data parallel", (4, 1)),
-        ("aten.relu", "follows", (4, 1)),
-        ("aten.linear", "data parallel", (4, 1)),
-        ("aten.softmax.int", "follows", (4, 1)),
-    ]
-
-
-def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it():
-    program = chain({"0": ((1, 1), (4, 1), (4,)), "2": ((1, 4), (1, 4))})
-    assert origins(program) == [
-        ("aten.linear", "user", (1, 1)),
-        ("aten.relu", "follows", (1, 4)),
-        ("aten.linear", "user", (1, 4)),
-        ("aten.softmax.int", "follows", (4, 1)),
-    ]
-    texts = [collective for operator in program.operators for collective in operator.collectives]
-    assert texts == ["gather dim 0 over axes 0,1", "reduce_scatter dim 0 over axes 0,1"]
 
 
 def test_dimension_that_must_stay_whole_hands_its_cut_to_another():

@@ -667,9 +667,8 @@ def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golde
     graph = captured(network, torch.ones(8, 8), torch.zeros(8, dtype=torch.int64))
     decisions = decide(graph, mesh, Constraints(layouts_of(graph, mesh, is_cut=True)))
     program, whole = lower(graph, decisions), lower(graph, decisions)
-    lines = [*program.operators, *program.redistributions, *program.notes, *program.output_layouts]
     assigned = assign_stages(graph, 2, {}, "")
-    lines += [assigned.costs, assigned.reason]
+    lines = [*program.operators, *program.redistributions, *program.notes, *program.output_layouts, assigned]
     for stage in cut_stages(whole, assigned.stage_of, 2, tell(whole, operators).values, whole.outputs[0]):
         parts = stage.user_inputs, stage.reads, stage.received, stage.sent, stage.results, stage.made
         lines += [*parts, *stage.program.graph.nodes, stage.program.buffers, stage.program.buffer_updates]
@@ -687,7 +686,8 @@ def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golde
     sums = [SimpleNamespace(placeholders=[name for name in numbers if numbers[name] == n]) for n in (0, 1)]
     last = {replay.last for replay in replays if replay.segments}
     lines += [plan, *vars(executor.plan_issue_order(segments, groups, sums, last, plan.spans)).items()]
-    step = StepSpec({"second.up.weight": (0, 1), "second.down.weight": (0,)}, regathers=True, bucket_bytes=200)
+    cut = {"second.up.weight": (0, 1), "second.down.weight": (0,)}
+    step = StepSpec(cut, regathers=True, bucket_bytes=80, alone_bytes=160)
     costs = price(graph, decisions, PROFILES["h100"], step, events=events)
     lines += price(graph, decisions, PROFILES["h100"], replace(step, regathers=False), events=events).gathers
     lines += [estimate_activations(events, segments, replays, 2), costs.summary, costs.forward_s, costs.activations]

@@ -2,11 +2,16 @@
 
 import functools
 import importlib
+from operator import getitem
 from pathlib import Path
 
 import torch
 from operator_cases import OperatorNetwork
 from small_capture import captured
+
+from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
+from msrun.runtime.sharding.operators.rule import STRATEGY, operator_call
+from msrun.runtime.sharding.strategies import OperatorStrategy
 
 MODULES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("operator_cases*.py")))
 """Every table of operators beside this file."""
@@ -50,3 +55,13 @@ def graph_of(case, dtype):
     values = case.values(dtype)
     given = [value for index, value in enumerate(values) if index not in case.parameters]
     return captured(OperatorNetwork(case, values), *given)
+
+
+def give(graph, strategy):
+    """Give the operators of a case a strategy, or none; beside others those of one input that follow it have none."""
+    calls = [operator_call(n) for n in graph.graph.nodes if n.op == "call_function" and n.target is not getitem]
+    for call in calls:
+        call.node.meta.pop(STRATEGY, None)
+        is_followed = len(calls) > 1 and len(call.tensors) == 1 and (find_rule(call.node.target) or REPLICATED).follows
+        if strategy and call.tensors and not is_followed:
+            call.node.meta[STRATEGY] = OperatorStrategy(strategy)

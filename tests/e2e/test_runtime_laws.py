@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from asked_cases import slow_but
 from drawn_layouts import all_layouts
-from law_graphs import MODULES, WORLDS, graph_of, runs_of
+from law_graphs import MODULES, WORLDS, give, graph_of, runs_of
 from on_ranks import on_ranks
 from placed_parameters import placed
 
 from msrun.runtime.execute.transfers import start_all_reduce, start_backward, start_forward, traffic
 from msrun.runtime.parallel.compilation.compiled import build_compiled_call
-from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Move, TensorLayout, build_mesh, plan_redistribution
-from msrun.runtime.sharding.strategies import OperatorStrategy
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -54,14 +54,9 @@ class Serial:
 def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
     """Run one strategy with one arrangement of the inputs; return what is wrong, or nothing."""
     serial, captured, given = case_values
-    program = partition(
-        captured,
-        mesh,
-        input_layouts=arrangement,
-        strategies={"op": OperatorStrategy(strategy)} if strategy else {},
-        output_batch_axes=(),
-        differentiable_inputs=frozenset(n for n, index in enumerate(given) if case.is_differentiable(index)),
-    )
+    give(captured, strategy)
+    wanted = frozenset(n for n, index in enumerate(given) if case.is_differentiable(index))
+    program = lower(captured, decide(captured, mesh, Constraints(arrangement, differentiable_inputs=wanted)))
     stored = {}
     for name, use in program.parameters.items():
         whole = serial.values[int(name[1:])]

@@ -326,7 +326,7 @@ def batch(rows):
 MIXTURES = {
     "plain": ({}, 4),
     "biases, weights the other way round": ({"bias": True, "turned": True}, 4),
-    "one expert has all": ({"favour": 50.0}, 4),
+    "one expert has all": ({"favour": 50.0, "bias": True, "turned": True}, 4),
     "none for two experts": ({"favour": -1e4}, 8),
     "the same tokens on all ranks": ({}, 3),
 }

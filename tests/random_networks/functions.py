@@ -82,3 +82,19 @@ class OwnLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rows, columns = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         return gradient @ weight, 0.5 * rows.t() @ columns
+
+
+class Normalized(torch.autograd.Function):
+    """Looks at all values at once, and has two results."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        norm = x.norm()
+        ctx.save_for_backward(x, norm, weight)
+        ctx.mark_non_differentiable(norm)
+        return x / norm * weight, norm
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        x, norm, weight = ctx.saved_tensors
+        return gradient * weight / norm, (gradient * x / norm).sum(0)

@@ -131,3 +131,23 @@ def run_on_threads(program, given):
 def weighted(result):
     """Return the sum of a result, each number with another weight."""
     return (result * torch.linspace(0.5, 2, result.numel(), dtype=result.dtype).view(result.shape)).sum()
+
+
+def assert_is_that_of_one_process(program, right, inputs, parameters):
+    """Compare results and gradients of the ranks of a program with those of one process.
+
+    Args:
+        right: the result of one process, made of these inputs and parameters, by name.
+    """
+    weighted(right).backward()
+    read = [*zip(program.inputs, inputs, program.input_layouts, [()] * len(inputs), strict=True)]
+    read += [(use.node, parameters[name], use.layout, use.partial_axes) for name, use in program.parameters.items()]
+    found = run_on_threads(program, {node.target: (value, layout) for node, value, layout, _ in read})
+    for rank, (result, _) in enumerate(found):
+        torch.testing.assert_close(result, right.detach())
+        for node, value, layout, partial in read:
+            if value.grad is not None:
+                members = program.mesh.members(rank, partial)
+                sums = sum(found[member][1][node.target].to_dense() for member in members)
+                part = value.grad.to_dense()[layout.slices(program.mesh, value.shape, rank)]
+                torch.testing.assert_close(sums, part)

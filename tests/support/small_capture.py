@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from msrun.runtime.capture.capture import capture
 from msrun.runtime.capture.captured_graph import find_target
 from msrun.runtime.parallel.given_strategies import strategies_of
-from msrun.runtime.partition.partition import partition
+from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.partition import lower
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 
 
@@ -38,11 +39,11 @@ def partitioned(graph, ranks=4, *, is_cut=False, **more):
     """Return the program of a graph on ranks that get whole inputs and give whole results, or rows of the batch.
 
     Args:
-        more: other arguments of `partition`.
+        more: other constraints.
     """
     mesh = build_mesh(ranks)
-    given = {"input_layouts": layouts_of(graph, mesh, is_cut=is_cut), "strategies": {}}
-    return partition(graph, mesh, **{**given, "output_batch_axes": mesh.axes if is_cut else (), **more})
+    given = {"input_layouts": layouts_of(graph, mesh, is_cut=is_cut), "output_batch_axes": mesh.axes if is_cut else ()}
+    return lower(graph, decide(graph, mesh, Constraints(**given | more)))
 
 
 class _Network(nn.Module):

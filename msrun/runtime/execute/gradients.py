@@ -265,7 +265,7 @@ class GradientGroup:
         if self.shard_axes:
             return _start_sharded(self, grads)
         ranks = axes_group(self.mesh, self.partial_axes)
-        if grads[0].is_sparse:
+        if any(grad.is_sparse for grad in grads):
             (rows,) = grads
             return start_row_sum(rows, ranks)
         return start_all_reduce(flatten(grads), ranks, in_place=True)
@@ -304,8 +304,8 @@ class GradientSum:
     def finish(self, leaf_of: Callable[[str], Tensor]) -> PendingGradients:
         """Send off what the leaves hold and return the whole sum, which may still be on its way."""
         self.settle()
-        if not self._has_new(leaf_of):
-            return PendingGradients(self.group, self._reached, None if self.total is None else TensorFuture(self.total))
+        if not self._reached and not self._has_new(leaf_of):
+            return PendingGradients(self.group, self._reached, None)
         grads = self._take(leaf_of)
         if not self.group.is_sent:
             return PendingGradients(self.group, self._reached, None, grads)

@@ -15,7 +15,7 @@ from msrun.runtime.capture import marked_calls
 from msrun.runtime.sharding.operators.experts import OPERATOR, experts_of, register_experts
 
 EXPERT = "expert"
-_NUMBER = "_msrun_experts"
+_NUMBER, _WEIGHTS = "_msrun_experts", "_msrun_weights"
 
 
 def share_out_experts(name: str, module: nn.Module, ranks: int) -> None:
@@ -41,14 +41,14 @@ def share_out_experts(name: str, module: nn.Module, ranks: int) -> None:
             f"plan {name!r}: {len(down)} experts cannot be shared out over {ranks} ranks; give a number of ranks that "
             "divides them"
         )
-    vars(module)[_NUMBER] = register_experts(module)
-    vars(module)["forward"] = MethodType(_forward, module)
+    number = register_experts(module)
+    vars(module).update({_NUMBER: number, _WEIGHTS: experts_of(number).names, "forward": MethodType(_forward, module)})
 
 
 def _forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
     if not marked_calls.MSRUN_CAPTURING:
         return type(self).forward(self, hidden_states, top_k_index, top_k_weights)
-    weights = [getattr(self, name) for name in experts_of(self._msrun_experts).names]
+    weights = [getattr(self, name) for name in self._msrun_weights]
     return OPERATOR(hidden_states, top_k_index, top_k_weights, weights, self._msrun_experts)
 
 

@@ -9,7 +9,6 @@ left to improve. Nothing is lowered: no local graph, no rank, no process group.
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,13 +31,12 @@ from msrun.runtime.partition.reads import (
     describe_operator,
     layout_of_result,
     layouts_of_outputs,
-    refuse_lists,
     scatter_of,
 )
 from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import Form, LabelSplit, Rule, operator_call, summed_axes
-from msrun.runtime.sharding.strategies import OperatorStrategy, choose_split
+from msrun.runtime.sharding.strategies import choose_split
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,6 @@ class Constraints:
 
     input_layouts: Sequence[TensorLayout]
     """How the user's tensors arrive."""
-    strategies: Mapping[str, OperatorStrategy] = field(default_factory=dict)
-    """module path -> strategy, for operators without one of their own"""
     splits: Mapping[str, LabelSplit] = field(default_factory=dict)
     """captured operator -> the axes that cut its labels, as a search or a file has them"""
     output_batch_axes: Axes = ()
@@ -118,9 +114,6 @@ class _Walk:
         self._known = known
         self._differentiable: set[fx.Node] = set()
         """captured nodes that a gradient flows to"""
-        self._used_strategies: set[str] = set()
-        calls = [n for n in captured.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
-        self._operators_of = Counter(operator_call(node).module_path for node in calls)
         self._reads = Reads(mesh, self._differentiable)
         self._parameters = ParameterUses(self._reads, mesh, captured.assignment, given.stored, known.storage)
         self._values: dict[fx.Node, _Value] = {}
@@ -146,9 +139,6 @@ class _Walk:
         decisions.parameters = self._parameters.finished()
         decisions.placeholders = self._parameters.placeholders
         decisions.redistributions = self._reads.redistributions
-        unused = sorted(set(self._given.strategies) - self._used_strategies)
-        if unused:
-            decisions.notes.append(f"strategies of modules that the graph does not call: {', '.join(unused)}")
         decisions.notes += self._captured.assignment.notes
         return decisions
 
@@ -205,7 +195,6 @@ class _Walk:
         mark = layout_constraint(node)
         if mark is not None:
             return self._lay_out(node, mark)
-        refuse_lists(node)
         rule = find_rule(node.target)
         if is_whole_operator(node, rule):
             return self._whole_operator(node)
@@ -214,10 +203,7 @@ class _Walk:
     def _with_rule(self, node: fx.Node, rule: Rule) -> OperatorDecision:
         call = operator_call(node)
         form = rule.form(call)
-        path = call.module_path
-        is_followed = rule.follows and len(call.tensors) == 1 and self._operators_of[path] > 1
-        takes_strategy = bool(call.tensors) and not is_followed
-        strategy = strategy_of(node) or (self._given.strategies.get(path) if takes_strategy else None)
+        strategy = strategy_of(node)
         layouts = [self._layout_of(tensor) for tensor in call.tensors]
         follows = follows_region(node)
         searched = self._given.splits.get(node.name)
@@ -228,8 +214,6 @@ class _Walk:
         if node.name in self._known.draws:
             dim, axes = self._known.draws[node.name]
             split = {str(form.output[dim]): axes}
-        if origin == "user":
-            self._used_strategies.add(path)
         scatter = self._known.scatters.get(node.name)
         after = _split_of_result(form, split, scatter)
         reads = []

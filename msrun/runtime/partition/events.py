@@ -342,10 +342,6 @@ def _frozen(value: Any, value_of: Callable[[fx.Node], Any]) -> Hashable:
         return tuple(_frozen(each, value_of) for each in value)
     if isinstance(value, dict):
         return tuple((name, _frozen(each, value_of)) for name, each in value.items())
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
     return type(value), value
 
 
@@ -363,8 +359,8 @@ def _cross(value: Tensor, collective: Collective, mesh: Mesh) -> Tensor:
     """Return a fake tensor like the result of a collective: its size and memory, a gradient where the value has one."""
     found = value.detach()
     if collective.kind == "slice":  # rows of a tensor are its memory
-        length = value.shape[collective.dim] // mesh.extent(collective.axes)
-        found = found.narrow(collective.dim, 0, length).contiguous()
+        own, *_ = found.chunk(mesh.extent(collective.axes), collective.dim)
+        found = own.contiguous()
     elif collective.kind != "enter":
         found = found.new_empty(result_shape(collective, value.shape, mesh))
     return found.requires_grad_(value.requires_grad)

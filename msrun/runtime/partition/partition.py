@@ -1,11 +1,11 @@
-"""Partition: the captured graph becomes the local program of this rank: decided first, then lowered."""
+"""Partition: the captured graph becomes the local program of every rank, as decided."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch import fx
 
 from msrun.runtime.capture.assignment import layout_constraint
 from msrun.runtime.capture.captured_graph import CapturedGraph
-from msrun.runtime.partition.decide import Constraints, decide, is_whole_operator
+from msrun.runtime.partition.decide import is_whole_operator
 from msrun.runtime.partition.program import (
     MODULE_PATH,
     ORIGIN,
@@ -26,11 +26,10 @@ from msrun.runtime.partition.program import (
     Read,
 )
 from msrun.runtime.sharding.collective import Collective
-from msrun.runtime.sharding.layout import Axes, Mesh, TensorLayout
+from msrun.runtime.sharding.layout import TensorLayout
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import LocalBuilder, OperatorCall, Rule, collective_of, operator_call
 from msrun.runtime.sharding.operators.table_lookup import gives_rows
-from msrun.runtime.sharding.strategies import OperatorStrategy
 
 
 def lower(captured: CapturedGraph, decisions: Decisions) -> LocalProgram:
@@ -239,21 +238,3 @@ class _Lowering:
 
 def _texts(collectives: Sequence[fx.Node]) -> tuple[str, ...]:
     return tuple(str(collective_of(node)) for node in collectives)
-
-
-def partition(
-    captured: CapturedGraph,
-    mesh: Mesh,
-    *,
-    input_layouts: Sequence[TensorLayout],
-    strategies: Mapping[str, OperatorStrategy],
-    output_batch_axes: Axes,
-    differentiable_inputs: frozenset[int] = frozenset(),
-    stored: Mapping[str, TensorLayout] | None = None,
-    is_strict: bool = False,
-) -> LocalProgram:
-    """Return the local program; the arguments are those of `Constraints`."""
-    constraints = Constraints(
-        input_layouts, strategies, {}, output_batch_axes, differentiable_inputs, stored or {}, is_strict
-    )
-    return lower(captured, decide(captured, mesh, constraints))

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
-from msrun.errors import CaptureError, StrategyError
+from msrun.errors import StrategyError
 from msrun.runtime.capture.assignment import Assignment, LayoutConstraint
 from msrun.runtime.capture.batch_rows import rows_of_result
 from msrun.runtime.capture.captured_graph import CapturedGraph
@@ -18,7 +17,7 @@ from msrun.runtime.partition.program import Read, Redistribution, Use
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes, Mesh, Move, TensorLayout, assign_axes, plan_redistribution
 from msrun.runtime.sharding.named_layout import Layout
-from msrun.runtime.sharding.operators.rule import operator_call, user_line
+from msrun.runtime.sharding.operators.rule import operator_call
 from msrun.runtime.sharding.strategies import Entry, entry_numbers
 
 
@@ -207,18 +206,6 @@ def describe_operator(node: fx.Node) -> str:
     """Return what a captured operator is and where it was called."""
     name = str(node.target).removesuffix(".default")
     return f"{name} in module {operator_call(node).module_path or '(top)'}"
-
-
-def refuse_lists(node: fx.Node) -> None:
-    """Refuse an operator that reads all results of another as one list."""
-    for source in node.all_input_nodes:
-        if not isinstance(source.meta.get("val"), torch.Tensor):
-            raise CaptureError(
-                f"{describe_operator(node)} reads all results of {source.target} as one list: give it the results "
-                "themselves, "
-                'or use parallel_mode="data_parallel", which needs no capture, where the loss is a mean over rows',
-                where=user_line(node),
-            )
 
 
 @dataclass

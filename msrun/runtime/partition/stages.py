@@ -347,15 +347,15 @@ def _local_stages(program: LocalProgram, stage_of: Mapping[fx.Node, int]) -> dic
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
-        source = next(iter(node.all_input_nodes), None)
-        if ORIGIN not in node.meta:  # lays a result out as the user wants it
-            local[node] = local.get(source, 0) if source is not None else 0
+        origin = node.meta.get(ORIGIN)
+        if origin is None:  # lays a result out as the user wants it
+            local[node] = local.get(node.all_input_nodes[0], 0)
             continue
-        local[node] = stage_of[node.meta[ORIGIN]]
-        if node.target is not apply_collective or source is None:
-            continue
-        if source in moves or source.meta.get(ORIGIN) is not node.meta[ORIGIN]:
-            moves.add(node)
+        local[node] = stage_of[origin]
+        if node.target is apply_collective:
+            (source,) = node.all_input_nodes
+            if source in moves or source.meta.get(ORIGIN) is not origin:
+                moves.add(node)
     for node in reversed(program.graph.nodes):
         if node in moves:
             local[node] = min((local[user] for user in node.users if user in local), default=local[node])

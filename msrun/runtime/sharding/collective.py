@@ -73,19 +73,14 @@ class Message:
 
 def window_message(value: Tensor, dim: int, window: Window, index: int, count: int) -> Message:
     """Return what rank `index` sends of its part for the windows of the others."""
-    part = window.size // count
-    asked = [window.overlap(other, index, count) if other != index else (0, 0) for other in range(count)]
-    wanted = [window.overlap(index, other, count) if other != index else (0, 0) for other in range(count)]
-    sent = [value.narrow(dim, begin - index * part if end > begin else 0, end - begin) for begin, end in asked]
-    return _message(sent, value, dim, wanted)
+    lent, read = _borders(window, index, count)
+    return _message(value, dim, lent, index * (window.size // count), read)
 
 
 def join_window(value: Tensor, received: Sequence[Tensor], dim: int, window: Window, index: int, count: int) -> Tensor:
     """Return the window of rank `index`: fill, pieces of the ranks before, of its own part, of those behind, fill."""
-    part = window.size // count
-    begin, end = window.overlap(index, index, count)
     pieces = list(received)
-    pieces[index] = value.narrow(dim, begin - index * part if end > begin else 0, end - begin)
+    pieces[index] = _rows(value, dim, window.overlap(index, index, count), index * (window.size // count))
     first, last = window.start(index), window.start(index) + window.length
     below = min(max(-first, 0), window.length)
     above = min(max(last - window.size, 0), window.length)
@@ -95,11 +90,8 @@ def join_window(value: Tensor, received: Sequence[Tensor], dim: int, window: Win
 
 def gradient_message(grad: Tensor, dim: int, window: Window, index: int, count: int) -> Message:
     """Return what rank `index` sends of its window's gradient back to the owners of the rows."""
-    read = [window.overlap(index, other, count) if other != index else (0, 0) for other in range(count)]
-    lent = [window.overlap(other, index, count) if other != index else (0, 0) for other in range(count)]
-    start = window.start(index)
-    sent = [grad.narrow(dim, begin - start if end > begin else 0, end - begin) for begin, end in read]
-    return _message(sent, grad, dim, lent)
+    lent, read = _borders(window, index, count)
+    return _message(grad, dim, read, window.start(index), lent)
 
 
 def add_gradients(grad: Tensor, received: Sequence[Tensor], dim: int, window: Window, index: int, count: int) -> Tensor:
@@ -114,11 +106,30 @@ def add_gradients(grad: Tensor, received: Sequence[Tensor], dim: int, window: Wi
     return total
 
 
-def _message(sent: Sequence[Tensor], like: Tensor, dim: int, wanted: Sequence[tuple[int, int]]) -> Message:
+Span = tuple[int, int]
+"""Rows of the whole dimension, the end not included."""
+
+
+def _borders(window: Window, index: int, count: int) -> tuple[list[Span], list[Span]]:
+    """Return the rows of its part that rank `index` lends to each other one, and those that it reads of theirs."""
+    lent = [window.overlap(other, index, count) for other in range(count)]
+    read = [window.overlap(index, other, count) for other in range(count)]
+    lent[index] = read[index] = (0, 0)
+    return lent, read
+
+
+def _rows(value: Tensor, dim: int, span: Span, first: int) -> Tensor:
+    """Return some rows of a tensor that begins with row `first`."""
+    begin, end = span
+    return value.narrow(dim, begin - first if end > begin else 0, end - begin)
+
+
+def _message(value: Tensor, dim: int, sent: Sequence[Span], first: int, wanted: Sequence[Span]) -> Message:
+    pieces = [_rows(value, dim, span, first) for span in sent]
     return Message(
-        torch.cat([piece.reshape(-1) for piece in sent]),
-        [piece.numel() for piece in sent],
-        [_resized(like, dim, end - begin) for begin, end in wanted],
+        torch.cat([piece.reshape(-1) for piece in pieces]),
+        [piece.numel() for piece in pieces],
+        [_resized(value, dim, end - begin) for begin, end in wanted],
     )
 
 

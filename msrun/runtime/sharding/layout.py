@@ -446,22 +446,7 @@ def _pieces(move: Move) -> list[Axes]:
     movable = [axis for axis in move.mesh.axes if axis not in move.kept_axes]
     if len(movable) <= MAX_PIECES:
         return [(axis,) for axis in movable]
-    neighbours = [set(_pairs(layout)) for layout in (move.source, move.target)]
-    pieces: list[Axes] = []
-    for axes in (*move.source.split, *move.target.split):
-        for axis in axes:
-            if axis in itertools.chain.from_iterable(pieces):
-                continue
-            before = pieces[-1][-1] if pieces else -1
-            stand_together = all(
-                (before, axis) in pairs or not layout.used & {before, axis}
-                for pairs, layout in zip(neighbours, (move.source, move.target), strict=True)
-            )
-            if pieces and stand_together:
-                pieces[-1] = (*pieces[-1], axis)
-            else:
-                pieces.append((axis,))
-    return pieces
+    return _runs(move)
 
 
 def _pairs(layout: TensorLayout) -> Iterator[tuple[int, int]]:

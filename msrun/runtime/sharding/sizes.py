@@ -100,9 +100,7 @@ class FreeNumber:
 
     @classmethod
     def of(cls, symbol: torch.SymInt | torch.SymFloat) -> Any:
-        """Return the number that a symbol has in the captured call; a plain one where it is that in every call."""
-        if symbol.node.expr.is_number:
-            return hint(symbol)
+        """Return the number that a symbol has in the captured call."""
         made: Any = (FreeInt if isinstance(symbol, torch.SymInt) else FreeFloat)(hint(symbol))
         made.expression = symbol.node.expr
         return made
@@ -157,8 +155,6 @@ def _of_the_call(value: Tensor, mode: FakeTensorMode) -> Tensor:
 def _number(value: Any) -> Any:
     if isinstance(value, torch.SymInt | torch.SymFloat):
         return FreeNumber.of(value)
-    if isinstance(value, torch.SymBool):
-        return bool(value)
     if isinstance(value, (*_PLAIN, fx.Node)) or type(value).__module__.startswith("msrun.runtime.sharding"):
         return value
     raise TypeError(f"{type(value).__name__} in a local program")

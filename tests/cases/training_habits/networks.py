@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from random_networks.functions import StraightThrough
+from random_networks.functions import Normalized, StraightThrough
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -222,22 +222,6 @@ def _(t):
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
-
-
-class Normalized(torch.autograd.Function):
-    """Looks at all values at once, and has two results."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        norm = x.norm()
-        ctx.save_for_backward(x, norm, weight)
-        ctx.mark_non_differentiable(norm)
-        return x / norm * weight, norm
-
-    @staticmethod
-    def backward(ctx, gradient, _):
-        x, norm, weight = ctx.saved_tensors
-        return gradient * weight / norm, (gradient * x / norm).sum(0)
 
 
 def _switch(s, x):

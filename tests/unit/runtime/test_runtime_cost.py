@@ -495,18 +495,3 @@ def test_gradients_are_those_that_the_loss_gives_and_state_is_kept_of_all_that_i
     assert found.parameter_bytes == FLOAT * (136 + 20 + 20)
     assert found.optimizer_bytes == 2 * FLOAT * (136 + 16 + 20)
     assert found.gradient_bytes == FLOAT * (136 + 16)
-
-
-def test_optimizer_parallel_divides_parameters_and_state_and_level3_gathers_twice():
-    graph = captured(nn.Sequential(nn.Linear(16, 64), nn.ReLU()), torch.ones(8, 16))
-    decisions = decide(graph, MESH, Constraints(layouts_of(graph, MESH, is_cut=True)))
-    weight = "0.weight"
-    whole = price(graph, decisions, DEVICE)
-    cut = price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}))
-    size = 4 * 16 * 64
-    assert whole.parameter_bytes - cut.parameter_bytes == size * 3 // 4
-    assert whole.optimizer_bytes - cut.optimizer_bytes == 2 * size * 3 // 4
-    assert cut.gathered_bytes == size
-    assert [str(each.message) for each in cut.gathers] == [f"all_gather of {size // 4} B by 4 ranks"]
-    assert f"reduce_scatter of {size} B by 4 ranks" in [str(each.message) for each in cut.sums]
-    assert len(price(graph, decisions, DEVICE, StepSpec({weight: (0, 1)}, regathers=True)).gathers) == 2

@@ -7,6 +7,7 @@ import functools
 import io
 import math
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from msrun.errors import ParallelError, StrategyError
 from msrun.runtime import AutoParallel, WithLoss, optim, value_and_grad
 from msrun.runtime.capture.aten import apply_autocast
 from msrun.runtime.execute import transfers as module
-from msrun.runtime.execute.gradients import GatheredGroup
+from msrun.runtime.execute.gradients import GatheredGroup, LeavingGradients
 from msrun.runtime.execute.transfers import TensorFuture
 from msrun.runtime.parallel.border import LateLoss
 from msrun.runtime.parallel.compilation import agreement
@@ -66,6 +67,16 @@ def test_memory_is_kept_until_messages_that_are_read_from_it_have_arrived():
     assert leaf.untyped_storage().size() == 0
     gathered.free()
     assert message.bytes_at_arrival == [24]
+
+
+def test_gradients_are_handed_out_once_two_messages_have_left_after_theirs():
+    seen: list[Any] = []
+    leaving = LeavingGradients(seen.append)
+    for number, length in enumerate([0, 0, 1, 2]):
+        leaving.add(SimpleNamespace(wait=lambda number=number: {"weight": number}))
+        assert len(seen) == length
+    assert leaving.arrive() == {}
+    assert seen == [{"weight": number} for number in range(4)]
 
 
 INF, NAN = float("inf"), float("nan")

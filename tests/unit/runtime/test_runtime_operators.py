@@ -1,15 +1,17 @@
 """What rules say of operators: forms, rows of the batch, kept layouts; attention in blocks and losses."""
 
 import operator
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import one_fast
-from random_networks.functions import StraightThrough
-from rank_threads import run_on_threads
+from random_networks.functions import Normalized, StraightThrough
+from rank_threads import assert_is_that_of_one_process, run_on_threads
 from small_capture import captured, partitioned
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from msrun.errors import CaptureError, StrategyError
 from msrun.runtime import SoftmaxCrossEntropyExpand, WithLoss, parallelize, shard
@@ -17,10 +19,13 @@ from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.nn import random_calls
 from msrun.runtime.nn.random_stream import Box, DrawKey, keep_mask
 from msrun.runtime.partition.decide import Constraints, decide
+from msrun.runtime.partition.events import tell
 from msrun.runtime.partition.price import StepSpec, price
 from msrun.runtime.search.search import Search, SearchSpec
+from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.custom import apply_function
+from msrun.runtime.sharding.operators.experts import OPERATOR as ROUTED_EXPERTS
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import STRATEGY, apply_collective, operator_call
 from msrun.runtime.sharding.strategies import OperatorStrategy
@@ -91,6 +96,8 @@ def test_windows_of_a_pool_are_not_cut():
     form = form_of(lambda x: F.adaptive_avg_pool2d(x, (3, 2)), (4, 2, 6, 6))
     assert [form.can_split(label, 2) for label in ("s0", "s1")] == [False, True]
     assert [form.can_split(label, 3) for label in ("s0", "s1")] == [True, False]
+    form = form_of(lambda x: F.max_pool2d(x, 2), (4, 2, 4, 4), integers=(0,))
+    assert not form.can_split("s0", 2), "no whole number stands for padding"
 
 
 L, S, HEADS, E = 12, 10, 4, 6
@@ -207,6 +214,15 @@ def test_gradient_of_a_sparse_embedding_has_rows_however_it_is_cut():
             has_rows(network, (4, 2))
 
 
+def test_statistics_of_halves_are_made_in_float32_as_in_one_process():
+    x, norm = torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True), Calls(lambda x: F.rms_norm(x, (8,)))
+    program = partitioned(captured(nn.Sequential(shard(norm, ((1, 2),))), x), 2)
+    casts = [n.kwargs["dtype"] for n in program.graph.nodes if n.target is torch.ops.aten._to_copy.default]
+    assert casts == [torch.float32, torch.bfloat16]
+    for result, _ in run_on_threads(program, {program.inputs[0].target: (x, program.input_layouts[0])}):
+        torch.testing.assert_close(result, norm(x).detach())
+
+
 def test_positions_are_embedded_whole_because_they_are_no_part_of_the_batch():
     class Positions(nn.Module):
         def __init__(self):
@@ -229,6 +245,16 @@ def test_operator_without_a_rule_runs_whole_on_every_rank_and_the_plan_says_so_o
     names = "linalg_inv", "linalg_svd"
     assert program.notes == [f"aten.{name}.default has no rule: every rank computes all of it" for name in names]
     assert program.operators[-1].collectives == ("enter over axes 0,1",), "a gradient comes back to the third result"
+    assert tell(partitioned(graph_of(torch.geqrf, (4, 4)))).events, "though the meta device has no such operator"
+
+
+def test_what_stands_for_others_in_a_graph_is_not_run():
+    with pytest.raises(RuntimeError, match="stands between two segments"):
+        apply_collective(torch.ones(2), collective=Collective("all_reduce", (0,)))
+    with pytest.raises(RuntimeError, match="a captured graph is not run"):
+        ROUTED_EXPERTS(*torch.ones(3, 2, 2, requires_grad=True), [torch.ones(2)], 0).sum().backward()
+    graph = partitioned(graph_of(lambda x: F.rrelu(x), (4, 4))).graph
+    assert torch.ops.aten.rrelu.default in {node.target for node in graph.nodes}, "it draws in training alone"
 
 
 def test_attention_layer_of_torch_runs_data_parallel_without_a_gather():
@@ -317,34 +343,44 @@ class Spread(torch.autograd.Function):
         return gradient.sum(0).expand(ctx.rows, 8)
 
 
+class Hooked:
+    """A tensor hook that reads another tensor and looks at the whole gradient."""
+
+    @staticmethod
+    def apply(x):
+        y, scale = x * 2, x.detach().sin()
+        y.register_hook(lambda gradient: gradient / (1 + gradient.norm()) * scale)
+        return y
+
+
 def program_of(function, strategy=None):
     """Cut a network that applies a function on two ranks; `strategy`: the user's, for the function."""
-    network = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: function.apply(x) + 1))
+    network = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: sum(tree_leaves(function.apply(x)), 1)))
     graph = captured(network, torch.ones(4, 8))
     if strategy is not None:
         (node,) = [node for node in graph.graph.nodes if "custom_function" in str(node.target)]
         node.meta[STRATEGY] = OperatorStrategy((strategy,))
-    return partitioned(graph, 2, is_cut=True)
+    return network, partitioned(graph, 2)
 
 
-def gathers(program):
-    """Return what is said before the function runs."""
+@pytest.mark.parametrize(
+    ("function", "strategy", "kinds"),
+    [
+        (StraightThrough, None, ["slice"]),
+        (Centred, (1, 2), ["slice", "exchange"]),  # the user's promise that parts may be run
+        (Halved, None, ["slice", "gather"]),
+        (SimpleNamespace(apply=lambda x: Normalized.apply(x, torch.ones(8))), None, ["slice", "gather"]),
+        (Hooked, None, ["slice", "gather", "gather"]),
+    ],
+)
+def test_custom_function_is_cut_as_far_as_is_known_of_it(function, strategy, kinds):
+    network, program = program_of(function, strategy)
     nodes = list(program.graph.nodes)
     first = next(number for number, node in enumerate(nodes) if node.target is apply_function)
-    return [node.kwargs["collective"].kind for node in nodes[:first] if node.target is apply_collective]
-
-
-def test_function_that_works_value_by_value_is_cut_with_the_batch():
-    assert gathers(program_of(StraightThrough)) == []
-
-
-@pytest.mark.parametrize("function", [Centred, Halved])
-def test_function_of_which_nothing_is_known_runs_whole(function):
-    assert gathers(program_of(function)) == ["gather"]
-
-
-def test_strategy_is_the_users_promise_that_parts_may_be_run():
-    assert gathers(program_of(Centred, (2, 1))) == []
+    collectives = [n.kwargs["collective"].kind for n in nodes[:first] if n.target is apply_collective]
+    assert [kind for kind in collectives if kind != "enter"] == kinds
+    x = torch.randn(4, 8)
+    assert_is_that_of_one_process(program, network(x), [x], dict(network.named_parameters()))
 
 
 @pytest.mark.parametrize(

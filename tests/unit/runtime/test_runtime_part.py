@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import dlpack
 
 from msrun.errors import ParallelError
-from msrun.runtime.execute.placement import Placement, placement_of
+from msrun.runtime.execute.placement import Placement, is_held, placement_of
 from msrun.runtime.parts.part import Part, PartParameter, become_part
 from msrun.runtime.parts.part_functions import as_part
 from msrun.runtime.sharding.layout import Mesh, TensorLayout
@@ -163,6 +163,10 @@ def test_elements_and_copies_of_other_stages_count_and_are_named():
     tied = Placement("w", (4,), TensorLayout(((),)), (), "test", in_stages, 2, 4, (0, 1), (0, 1))
     alone = Placement("w", (4,), TensorLayout(((0,),)), (), "test", in_stages, 2, 4, (1,), (1,))
     assert (tied.copies, alone.copies) == (4, 1)
+    made.placement = tied
+    for call in (lambda: is_held(made), lambda: tied.check_world("digest")):
+        with pytest.raises(ParallelError, match=r"left (its|their) world: call .* before release\(\)"):
+            call()
 
 
 def test_the_whole_of_what_is_not_cut_is_a_copy_too():

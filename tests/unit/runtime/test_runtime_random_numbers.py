@@ -243,8 +243,12 @@ def parts(draw):
 def test_values_that_are_replaced_have_a_gradient_of_0():
     share, whole = torch.full((3,), 0.5, requires_grad=True), CutShape((1,), (3,), ((),))
     given = DrawKey(3, 5).to_tensor(), torch.tensor(0), (share,), {}
-    drawn = draw_part(*given, operator="aten.bernoulli.default", call=2, part=tuple(whole), batch_dim=None)
+    drawn, made_alike = (
+        draw_part(*given, operator=f"aten.{name}.default", call=2, part=tuple(whole), batch_dim=None)
+        for name in ("bernoulli", "rand_like")
+    )
     assert torch.autograd.grad(drawn.sum(), share)[0].tolist() == [0.0, 0.0, 0.0]
+    assert not made_alike.requires_grad
 
 
 @pytest.mark.parametrize("dtype", one_fast(*FLOATS))

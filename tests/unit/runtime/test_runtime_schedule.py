@@ -2,10 +2,12 @@
 Local programs cut at collectives: what segments read and send, what is run again, sizes that differ by call."""
 
 import itertools
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,9 +17,11 @@ from asked_cases import one_fast
 from placed_parameters import placed
 from small_capture import captured, layouts_of, partitioned
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msrun.errors import StrategyError
 from msrun.runtime import AutoParallel, recompute, shard
+from msrun.runtime.cost.devices import PROFILES
 from msrun.runtime.execute import executor, segment_runner
 from msrun.runtime.execute.segment_runner import SegmentRunner
 from msrun.runtime.execute.transfers import TensorFuture
@@ -34,14 +38,19 @@ from msrun.runtime.parallel.pipeline.schedule import (
 )
 from msrun.runtime.parallel.recomputation import recomputed_in
 from msrun.runtime.parallel.settings import ParallelSettings
+from msrun.runtime.partition.borders import place_operators
 from msrun.runtime.partition.decide import Constraints, decide
-from msrun.runtime.partition.events import tell
+from msrun.runtime.partition.events import Operators, tell
 from msrun.runtime.partition.partition import lower
+from msrun.runtime.partition.price import StepSpec, price
+from msrun.runtime.partition.stages import assign_stages, cut_stages
 from msrun.runtime.schedule import deferred_weights
 from msrun.runtime.schedule.replay import (
     RecomputeSpec,
     Region,
+    SavedResults,
     backward_slots,
+    estimate_activations,
     find_regions,
     forgetting,
     forward_slots,
@@ -49,7 +58,7 @@ from msrun.runtime.schedule.replay import (
     parameters_of,
     plan_replays,
 )
-from msrun.runtime.schedule.segments import Crossing, Segment, cut_segments
+from msrun.runtime.schedule.segments import Crossing, Segment, cut_segments, plan_buffers
 from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import TensorLayout, build_mesh
 from msrun.runtime.sharding.operators.rule import find_module
@@ -459,37 +468,6 @@ def program_of(network, ranks=4, rows=4, width=8):
     return partitioned(captured(network, torch.ones(rows, width)), ranks, differentiable_inputs=frozenset({0}))
 
 
-def groups_of(cut, names):
-    return {cut.parameters[name].node.name: number for name, number in names.items()}
-
-
-TWO_GROUPS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "down.bias": 1}
-
-
-class Weighted(nn.Module):
-    """Classifies; the loss gives classes a weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 5)
-        self.weight = nn.Buffer(torch.ones(5))
-
-    def forward(self, x, labels):
-        return F.cross_entropy(self.down(torch.relu(self.up(x))), labels, self.weight)
-
-
-@pytest.mark.parametrize("names", [dict.fromkeys(TWO_GROUPS, 0), TWO_GROUPS])
-def test_number_of_labels_leaves_before_anything_is_computed_and_is_read_last(names):
-    cut = partitioned(captured(Weighted(), torch.ones(8, 8), torch.ones(8, dtype=torch.int64)), is_cut=True)
-    segments = cut_segments(cut, groups_of(cut, names))
-    first, last = segments[0], segments[-1]
-    assert [crossing.collective.kind for crossing in first.crossings] == ["all_reduce"]
-    assert set(first.reads) == {cut.inputs[1].name, cut.buffers["weight"].name}
-    readers = [i for i, segment in enumerate(segments) if first.crossings[0].result in segment.reads]
-    assert readers == [len(segments) - 1]
-    assert [crossing.result for crossing in last.crossings] == [cut.outputs[0].name]
-
-
 def test_view_of_a_parameter_holds_its_group_to_the_last_reader():
     class Late(nn.Module):
         def __init__(self):
@@ -531,40 +509,22 @@ class Blocks(nn.Module):
         return self.second(torch.relu(self.first(x))).pow(2).mean()
 
 
-def planned(network, *, tensor_parallel=False):
-    if tensor_parallel:
-        for block in (network.first, network.second):
-            shard(block.up, ((1, 1), (4, 1), (4,)))
-            shard(block.down, ((1, 4), (1, 4)))
-    program = program_of(network)
-    regions = find_regions(program, recomputed_in(network))
-    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
-    group_of = {use.node.name: 0 for use in program.parameters.values()}
-    segments = cut_segments(program, group_of, region_of)
-    return segments, plan_replays(segments, regions, program.outputs)
+def test_results_that_are_kept_are_taken_when_a_region_runs_again():
+    (segment,) = cut_segments(program_of(Block(), 1), {})
+    saved, counts = SavedResults(lambda target: target is torch.ops.aten.linear.default), Counter[str]()
 
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counts[str(func)] += 1
+            return func(*args, **(kwargs or {}))
 
-def test_module_is_run_again_from_its_input_and_keeps_its_result():
-    network = Blocks()
-    assert recompute(network.first) is network.first
-    segments, (replay,) = planned(network)
-    (index,) = replay.segments
-    names = [str(n.target) for n in segments[index].module.graph.nodes if n.op == "call_function"]
-    assert names == ["aten.linear.default", "aten.tanh.default", "aten.linear.default", "aten.add.Tensor"]
-    (result,) = segments[index].writes
-    assert result not in replay.dropped
-
-
-@pytest.mark.parametrize(("setting", "right"), [(True, ["reduce_scatter"]), (False, [])])
-def test_collectives_of_a_module_run_again_unless_their_results_are_kept(*, setting, right):
-    network = Blocks()
-    recompute(network.first, mp_comm_recompute=setting)
-    segments, (replay,) = planned(network, tensor_parallel=True)
-    started = [crossing for crossings in replay.crossings.values() for crossing in crossings]
-    assert [each.collective.kind for each in started if not each.collective.is_local] == right
-    assert {each.result for each in started} <= replay.dropped
-    partial_sums = segments[replay.segments[0]].writes
-    assert set(partial_sums) <= replay.dropped
+    inputs = [torch.randn(shape) for shape in ((4, 8), (16, 8), (16,), (8, 16))]
+    with forgetting():
+        (right,) = saved.run(segment.module, inputs, again=False)
+    with Watch():
+        (again,) = saved.run(segment.module, inputs, again=True)
+    assert torch.equal(again, right)
+    assert counts == {"aten.t.default": 2, "aten.tanh.default": 1, "aten.add.Tensor": 1}
 
 
 def test_two_calls_of_one_module_are_two_regions_and_what_the_executor_gives_divides_none():
@@ -576,29 +536,6 @@ def test_two_calls_of_one_module_are_two_regions_and_what_the_executor_gives_div
         assert [region.path for region in find_regions(program, recomputed_in(network))] == right
     (nothing,) = plan_replays(CHAIN, [Region("idle", RecomputeSpec())], [])
     assert (nothing.segments, nothing.crossings, nothing.dropped) == ((), {}, frozenset())
-
-
-def test_layers_of_the_host_and_of_modules_whose_results_are_chosen_leave_no_weights_for_later():
-    network = Blocks()
-    recompute(network.first, save=(torch.ops.aten.tanh,))
-    program = program_of(network)
-    regions = find_regions(program, recomputed_in(network))
-    segments = cut_segments(program, {}, dict.fromkeys(regions[0].nodes, 0))
-    leaves = {use.node.name: len(use.shape) for use in program.parameters.values()}
-    for on_host, right in ((True, 0), (False, 2)):
-        for each in segments:
-            each.on_host = on_host
-        deferred_weights.defer_weights(segments, leaves, regions, everywhere=True)
-        assert deferred_weights.count_deferred(segments) == right
-
-
-def test_parameters_that_others_read_too_are_not_a_regions_own():
-    network = Blocks()
-    network.second.up.weight = network.first.up.weight
-    recompute(network.first)
-    program = program_of(network)
-    regions = find_regions(program, recomputed_in(network))
-    assert parameters_of(program, regions) == {"first.up.bias", "first.down.weight"}
 
 
 @pytest.mark.parametrize(("path", "right"), [("a.b.c", "a.b"), ("a", None), ("a.bc", None), (None, None), ("d", "d")])
@@ -703,3 +640,61 @@ def test_a_program_for_any_size_computes_what_the_network_does(rows, tokens):
     given = {"input_0": x, "p_layer_weight": network.layer.weight, "p_layer_bias": network.layer.bias}
     (result,) = segment.run(*(given[name] for name in segment.reads))
     torch.testing.assert_close(result, network(x))
+
+
+class Everything(nn.Module):
+    """Parts that are cut and run again, random numbers, statistics, and a loss with a weight for each class."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = Block(), Block(), nn.Linear(8, 5)
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.1)
+        self.weight = nn.Buffer(torch.ones(5))
+
+    def forward(self, x, labels):
+        x = self.drop(self.norm(self.first(x)))
+        return F.cross_entropy(self.head(self.second(x)), labels, self.weight) + self.second.down.weight.sum(), x
+
+
+def test_how_a_program_is_decided_cut_issued_and_priced_is_as_it_is_frozen(golden):
+    network, mesh = Everything(), build_mesh(4)
+    operators = Operators(mesh)
+    for block in (network.first, network.second):
+        shard(block.up, ((1, 1), (4, 1), (4,)))
+    shard(network.first.down, ((1, 4), (1, 4)))
+    recompute(network.first)
+    recompute(network.second, save=(torch.ops.aten.tanh,), mp_comm_recompute=False)
+    graph = captured(network, torch.ones(8, 8), torch.zeros(8, dtype=torch.int64))
+    decisions = decide(graph, mesh, Constraints(layouts_of(graph, mesh, is_cut=True)))
+    program, whole = lower(graph, decisions), lower(graph, decisions)
+    assigned = assign_stages(graph, 2, {}, "")
+    lines = [*program.operators, *program.redistributions, *program.notes, *program.output_layouts, assigned]
+    for stage in cut_stages(whole, assigned.stage_of, 2, tell(whole, operators).values, whole.outputs[0]):
+        parts = stage.user_inputs, stage.reads, stage.received, stage.sent, stage.results, stage.made
+        lines += [*parts, *stage.program.graph.nodes, stage.program.buffers, stage.program.buffer_updates]
+    place_operators(program, stored={}, moved={o.name for o in program.operators if o.module_path == "head"})
+    events, regions = tell(program, operators), find_regions(program, recomputed_in(network))
+    numbers = {use.node.name: int("first" not in name) for name, use in program.parameters.items()}
+    region_of = {name: number for number, region in enumerate(regions) for name in region.nodes}
+    segments = cut_segments(program, numbers, region_of, events.parameter_memory)
+    for each in segments:
+        kinds = each.level, each.region, each.on_host, each.groups, each.new_groups, each.reads, each.writes
+        lines += [*kinds, *each.crossings, *each.module.graph.nodes]
+    replays, plan = plan_replays(segments, regions, program.outputs), plan_buffers(program, segments)
+    lines += [(r.segments, r.crossings, sorted(r.dropped)) for r in replays]
+    groups = [SimpleNamespace(shard_axes=(0,), regathers=True), SimpleNamespace(shard_axes=(), regathers=False)]
+    sums = [SimpleNamespace(placeholders=[name for name in numbers if numbers[name] == n]) for n in (0, 1)]
+    last = {replay.last for replay in replays if replay.segments}
+    lines += [plan, *vars(executor.plan_issue_order(segments, groups, sums, last, plan.spans)).items()]
+    cut = {"second.up.weight": (0, 1), "second.down.weight": (0,)}
+    step = StepSpec(cut, regathers=True, bucket_bytes=80, alone_bytes=160)
+    costs = price(graph, decisions, PROFILES["h100"], step, events=events)
+    lines += price(graph, decisions, PROFILES["h100"], replace(step, regathers=False), events=events).gathers
+    lines += [estimate_activations(events, segments, replays, 2), costs.summary, costs.forward_s, costs.activations]
+    lines += [*costs.operators, *costs.gathers, *costs.sums, sorted(parameters_of(program, regions))]
+    for everywhere in (False, True):  # where messages wait for it; but not of the host, nor where results are chosen
+        dimensions = {use.node.name: len(use.shape) for use in program.parameters.values()}
+        deferred_weights.defer_weights(segments, dimensions, regions, everywhere=everywhere)
+        lines += map(deferred_weights.deferred_in, segments)
+    numbered = re.sub(r"\d+\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.6g}", "\n".join(map(repr, lines)))
+    golden("plan_of_everything.txt", f"{numbered}\n")

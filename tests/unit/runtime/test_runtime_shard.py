@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
-from law_graphs import MODULES, graph_of
-from rank_threads import run_on_threads, weighted
+from law_graphs import MODULES, give, graph_of
+from rank_threads import assert_is_that_of_one_process
 from small_capture import captured, layouts_of, partitioned
 from torch import nn
 
@@ -187,11 +187,6 @@ def test_strategy_that_cannot_be_is_refused(make, text):
         local_program(make())
 
 
-def test_operator_in_fewer_parts_than_ranks_is_repeated_and_said_so():
-    assert [o.repeats for o in product(((2, 1), (1, 1))).operators] == [2]
-    assert [o.repeats for o in product(((2, 2), (2, 1))).operators] == [1]
-
-
 def product(inputs, out=None):
     return local_program(Calls(shard(torch.matmul, inputs, out)))
 
@@ -337,8 +332,8 @@ BY_NAME = {case.name: case for name in MODULES for case in importlib.import_modu
 def operator_program(case, strategy, world_size=4):
     graph = graph_of(case, torch.float64)
     wanted = frozenset(range(len(graph.inputs)))
-    strategies = {"op": OperatorStrategy(strategy)}
-    return partitioned(graph, world_size, strategies=strategies, differentiable_inputs=wanted)
+    give(graph, strategy)
+    return partitioned(graph, world_size, differentiable_inputs=wanted)
 
 
 @pytest.mark.parametrize("case", every_third_fast(WITH_LAWS_OF_THEIR_OWN, 6), ids=lambda case: case.name)
@@ -432,31 +427,6 @@ def chain(strategies, last=None):
     return partitioned(captured(network, torch.ones(8, 8)), is_cut=True)
 
 
-def origins(program):
-    return [(o.operator, o.origin, o.strategy[0]) for o in program.operators]
-
-
-def test_operator_without_strategy_is_data_parallel_and_the_cheap_ones_follow():
-    assert origins(chain({})) == [
-        ("aten.linear", "data parallel", (4, 1)),
-        ("aten.relu", "follows", (4, 1)),
-        ("aten.linear", "data parallel", (4, 1)),
-        ("aten.softmax.int", "follows", (4, 1)),
-    ]
-
-
-def test_cheap_operator_keeps_the_cut_of_a_strategy_before_it():
-    program = chain({"0": ((1, 1), (4, 1), (4,)), "2": ((1, 4), (1, 4))})
-    assert origins(program) == [
-        ("aten.linear", "user", (1, 1)),
-        ("aten.relu", "follows", (1, 4)),
-        ("aten.linear", "user", (1, 4)),
-        ("aten.softmax.int", "follows", (4, 1)),
-    ]
-    texts = [collective for operator in program.operators for collective in operator.collectives]
-    assert texts == ["gather dim 0 over axes 0,1", "reduce_scatter dim 0 over axes 0,1"]
-
-
 def test_dimension_that_must_stay_whole_hands_its_cut_to_another():
     program = chain({"2": ((1, 1), (4, 1), (4,))}, last=Cumulated())
     cumsum = program.operators[-1]
@@ -511,33 +481,20 @@ def ways_to_cut(case, graph):
         strategies = case.legal(4)
         most = max(strategies, key=lambda strategy: sum(number > 1 for row in strategy for number in row))
         for strategy in dict.fromkeys((*strategies[1:2], most, strategies[-1])):
-            yield strategy, {"op": OperatorStrategy(strategy)}, layouts
+            yield strategy, strategy, layouts
     else:
         shape = case.shapes[0]
         for dim in sorted({0, len(shape) - 1}):
             layout = TensorLayout(tuple(mesh.axes if one == dim else () for one in range(len(shape))))
             if layout.fits(mesh, shape):
-                yield layout.split, {}, [layout, *layouts[1:]]
+                yield layout.split, None, [layout, *layouts[1:]]
 
 
-def assert_is_that_of_one_process(case, program):
-    """Compare results and gradients of the ranks of a program with those of the operator itself."""
+def assert_computes_what_the_operator_does(case, program):
     values = [v.requires_grad_(case.is_differentiable(index)) for index, v in enumerate(case.values(torch.float64))]
-    right = case.call(*values)
-    weighted(right).backward()
     inputs = [value for index, value in enumerate(values) if index not in case.parameters]
-    read = [*zip(program.inputs, inputs, program.input_layouts, [()] * len(inputs), strict=True)]
-    uses = program.parameters.items()
-    read += [(use.node, values[int(name[1:])], use.layout, use.partial_axes) for name, use in uses]
-    found = run_on_threads(program, {node.target: (value, layout) for node, value, layout, _ in read})
-    for rank, (result, _) in enumerate(found):
-        torch.testing.assert_close(result, right.detach())
-        for node, value, layout, partial in read:
-            if value.grad is not None:
-                members = program.mesh.members(rank, partial)
-                sums = sum(found[member][1][node.target].to_dense() for member in members)
-                part = value.grad.to_dense()[layout.slices(program.mesh, value.shape, rank)]
-                torch.testing.assert_close(sums, part)
+    parameters = {f"p{index}": values[index] for index in case.parameters}
+    assert_is_that_of_one_process(program, case.call(*values), inputs, parameters)
 
 
 @pytest.mark.parametrize("begin", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["even", "odd"])
@@ -548,17 +505,18 @@ def test_local_work_and_messages_of_every_operator_are_the_frozen_ones(golden, m
         given = [index for index in range(len(case.shapes)) if index not in case.parameters]
         wanted = frozenset(n for n, index in enumerate(given) if case.is_differentiable(index))
         graph = graph_of(case, torch.float64)
-        for name, strategies, layouts in ways_to_cut(case, graph):
+        for name, strategy, layouts in ways_to_cut(case, graph):
             lines.append(f"{case.name} {name}")
-            more = {"input_layouts": layouts, "strategies": strategies, "differentiable_inputs": wanted}
-            program = partitioned(graph, **more)
+            give(graph, strategy)
+            program = partitioned(graph, input_layouts=layouts, differentiable_inputs=wanted)
             for event in tell(program).events:
-                what = event.node.kwargs.get("collective", f"{event.node.target}{event.node.args}")
+                node = event.node
+                what = node.kwargs.get("collective", f"{node.target}{node.args}{node.kwargs or ''}")
                 works = [
                     f"{work.operations:g} op, {work.read_bytes:g} + {work.written_bytes:g} B in {work.launches}"
                     for work in (event.forward, event.backward)
                 ]
-                lines.append(f"    {event.node.name} = {what}: {'; '.join(works)}; keeps {sorted(event.saved)}")
+                lines.append(f"    {node.name} = {what}: {'; '.join(works)}; keeps {sorted(event.saved)}")
             if any(program.collectives):
-                assert_is_that_of_one_process(case, program)
+                assert_computes_what_the_operator_does(case, program)
     golden(f"local_work/{module}_{begin}.txt", re.sub(r" at 0x\w+", "", "\n".join([*lines, ""])))

@@ -143,8 +143,24 @@ def test_modules_go_where_the_user_says_and_the_innermost_name_decides():
 )
 def test_impossible_division_is_refused(count, config, message):
     network, graph = captured_graph()
-    with pytest.raises(StrategyError, match=message):
+    with pytest.raises(StrategyError, match=message) as caught:
         assign_stages(graph, count, pin_modules(graph, network, Pipeline(network, 2, config), count)[0], "")
+    if count == 99:
+        assert assign_stages(graph, int(str(caught.value).split()[0]), {}, "").costs, "as many as there are"
+
+
+class Remembers(Network):
+    """Reads a buffer at its beginning and changes it at its end."""
+
+    def forward(self, x):
+        result = (self.first(x) + self.late).tanh() @ self.first.weight
+        self.late.add_(result.detach().mean())
+        return result
+
+
+def test_buffer_that_one_stage_changes_and_another_one_reads_is_refused():
+    with pytest.raises(StrategyError, match="changes buffer late in its forward pass, and several stages"):
+        cut(captured(Remembers(), torch.ones(4, 6)), 2)
 
 
 def test_operators_follow_parameters_that_are_placed_already():

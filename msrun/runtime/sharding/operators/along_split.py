@@ -15,13 +15,13 @@ from msrun.runtime.sharding.collective import Collective
 from msrun.runtime.sharding.layout import Axes
 from msrun.runtime.sharding.operators.rule import (
     Form,
-    Labels,
     LabelSplit,
     LocalBuilder,
     OperatorCall,
     Rule,
     Rules,
     dimension_labels,
+    free_labels,
     sizes_of,
     summed_axes,
 )
@@ -40,10 +40,8 @@ class Reduction(Rule):
         """Return labels; reduced ones are missing in the output, or size 1 without a label when kept."""
         shape = call.shapes[0]
         labels = dimension_labels("d", len(shape))
-        given = call.argument("dim")
-        dims = [given] if isinstance(given, int) else given
-        reduced = {dim % max(1, len(shape)) for dim in dims} if dims else set(range(len(shape)))
-        keep = bool(call.argument("keepdim", default=False))
+        reduced = call.dimensions()
+        keep = bool(call.argument("keepdim"))
         output = tuple(None if i in reduced else label for i, label in enumerate(labels) if keep or i not in reduced)
         whole = frozenset[str]() if self.can_split_reduced else frozenset(labels[i] for i in reduced)
         return Form((labels,), output, sizes_of((labels, shape)), whole)
@@ -111,10 +109,10 @@ class Softmax(Rule):
         return Form((labels,), labels, sizes_of((labels, call.shapes[0])))
 
     def lower(
-        self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
+        self, call: OperatorCall, _form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
         """Normalise by the sum over all parts."""
-        dim = call.argument("dim", -1) % max(1, len(form.output))
+        dim = call.dimension()
         axes = split.get(f"d{dim}", ())
         if not axes:
             return self.local_call(call, build, inputs)
@@ -149,7 +147,7 @@ class LogSumExp(Reduction):
             return self.local_call(call, build, inputs)
         value, everywhere = shifted(inputs[0], dims, axes, build)
         logarithm = build.call(aten.log.default, sum_of_exponentials(value, dims, axes, build))
-        keepdim = bool(call.argument("keepdim", default=False))
+        keepdim = bool(call.argument("keepdim"))
         return build.call(add_largest, logarithm, everywhere, dims[0], dims, keepdim)
 
 
@@ -166,34 +164,41 @@ all.dim all.dims var.default var.dim var.correction std.default std.dim std.corr
 norm.Scalar norm.ScalarOpt_dim
 """.split()  # noqa: SIM905 - quotes would hide the names
 """The reduced dimensions stay whole."""
-REMOVED = "max.dim min.dim median.dim nanmedian.dim mode.default kthvalue.default argmax.default argmin.default".split()  # noqa: SIM905
+REMOVED = """
+max.dim min.dim median.dim nanmedian.dim mode.default kthvalue.default argmax.default argmin.default select.int
+unbind.int
+""".split()  # noqa: SIM905
 """The dimension is gone afterwards, unless keepdim."""
-KEPT = "topk.default sort.default sort.stable argsort.default argsort.stable cummax.default cummin.default".split()  # noqa: SIM905
+KEPT = """
+topk.default sort.default sort.stable argsort.default argsort.stable cummax.default cummin.default glu.default
+chunk.default unsafe_chunk.default split.Tensor split.sizes split_with_sizes.default unsafe_split.Tensor
+tensor_split.sections tensor_split.indices
+""".split()  # noqa: SIM905
 MOMENTS = "var_mean.default var_mean.dim var_mean.correction std_mean.default std_mean.dim std_mean.correction".split()  # noqa: SIM905
 
 
-class AlongOne(Rule):
-    """One or two results; the dimension stays whole (as MindSpore's TopK and Sort), the others are free."""
+class AlongSome(Rule):
+    """Results that lose some dimensions or have others there: these stay whole (as MindSpore's TopK and Sort), the
+    rest is free."""
 
     follows = True
 
-    def __init__(self, keeps: bool, default_dim: int | None = None) -> None:
+    def __init__(self, keeps: bool) -> None:
+        """`keeps`: the results have as many dimensions, whatever `keepdim` says."""
         self._keeps = keeps
-        self._default_dim = default_dim
 
     def form(self, call: OperatorCall) -> Form:
-        """Return labels without that dimension's."""
-        shape = call.shapes[0]
-        given = call.argument("dim", self._default_dim)
-        given = self._default_dim if given is None else given
-        dims = set(range(len(shape))) if given is None else {given} if isinstance(given, int) else set(given)
-        changed = {dim % max(1, len(shape)) for dim in dims} or set(range(len(shape)))
-        labels: Labels = tuple(
-            None if i in changed else label for i, label in enumerate(dimension_labels("d", len(shape)))
-        )
-        keeps = self._keeps or bool(call.argument("keepdim", default=False))
+        """Return equal labels for all inputs and all results, without those dimensions'."""
+        shape, changed = call.shapes[0], self.changed(call)
+        labels = free_labels(len(shape), changed)
+        keeps = self._keeps or bool(call.argument("keepdim"))
         output = labels if keeps else tuple(label for i, label in enumerate(labels) if i not in changed)
-        return Form((labels,), output, sizes_of((labels, shape)), others=(output,) * (len(call.output_shapes) - 1))
+        others = (output,) * (len(call.output_shapes) - 1)
+        return Form((labels,) * len(call.shapes), output, sizes_of((labels, shape)), others=others)
+
+    def changed(self, call: OperatorCall) -> set[int]:
+        """Return these dimensions."""
+        return call.dimensions("dim" if call.argument("dims") is None else "dims")
 
 
 def targets(names: list[str]) -> list[torch._ops.OpOverload]:
@@ -207,9 +212,8 @@ def targets(names: list[str]) -> list[torch._ops.OpOverload]:
 
 
 RULES += [
-    (AlongOne(keeps=True, default_dim=-1), targets(KEPT)),
-    (AlongOne(keeps=False), targets(REMOVED)),
-    (AlongOne(keeps=False), targets(MOMENTS)),
+    (AlongSome(keeps=True), targets(KEPT)),
+    (AlongSome(keeps=False), targets(REMOVED + MOMENTS)),
 ]
 RULES += [
     (Reduction(), [aten.sum.default, aten.sum.dim_IntList]),

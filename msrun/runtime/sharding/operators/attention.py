@@ -56,7 +56,7 @@ class Attention(Rule):
         count = len(call.output_shape) - 2
         batch = dimension_labels("b", count)
         sizes = sizes_of((batch, call.output_shape[:-2]), (("l", "e"), query[-2:]), (("s", "v"), value[-2:]))
-        if count and call.argument("enable_gqa", default=False) and key[-3] not in (1, query[-3]):
+        if count and call.argument("enable_gqa") and key[-3] not in (1, query[-3]):
             sizes[batch[-1]] = key[-3]
 
         def labels(shape: tuple[int, ...], tail: tuple[str, str]) -> Labels:
@@ -74,7 +74,7 @@ class Attention(Rule):
             full = (*batch, "l", None if is_one else "s")
             offset = len(full) - len(mask[0])
             inputs.append(tuple(full[offset + i] if size > 1 else None for i, size in enumerate(mask[0])))
-        is_causal = bool(call.argument("is_causal", default=False))
+        is_causal = bool(call.argument("is_causal"))
         if is_one:
             del sizes["s"]
             ways = (RING,) if self._is_mask_of_heads_alone(inputs) else (RING, ULYSSES)
@@ -89,7 +89,7 @@ class Attention(Rule):
         self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node], split: LabelSplit
     ) -> fx.Node:
         """Run torch's own attention on the local part; with dropout the composed one, with masks of its own."""
-        p = call.argument("dropout_p", 0.0)
+        p = call.argument("dropout_p")
         way = next((way for way in (*form.ways, "l") if split.get(way)), "") if form.ways else ""
         if way:
             axes = split[way]
@@ -124,8 +124,8 @@ class Attention(Rule):
     def _is_one_sequence(call: OperatorCall) -> bool:
         query, key, value = call.shapes[:3]
         is_alike = len(query) > 2 and query[:-3] == key[:-3] == value[:-3] and key[-3] == value[-3]
-        heads = query[-3] == key[-3] or call.argument("enable_gqa", default=False)
-        return bool(is_alike and heads and query[-2] == key[-2] and call.argument("dropout_p", 0.0) == 0)
+        heads = query[-3] == key[-3] or call.argument("enable_gqa")
+        return bool(is_alike and heads and query[-2] == key[-2] and call.argument("dropout_p") == 0)
 
     @staticmethod
     def _is_mask_of_heads_alone(inputs: Sequence[Labels]) -> bool:
@@ -172,7 +172,7 @@ class Attention(Rule):
             form.layout_of_input(index, split, build.mesh).local_shape(build.mesh, call.shapes[index])[-3:]
             for index in (0, 2)
         )
-        is_causal = bool(call.argument("is_causal", default=False))
+        is_causal = bool(call.argument("is_causal"))
         is_balanced = is_causal and rows % 2 == 0
         result = build.call(
             ring_attention,

@@ -67,7 +67,7 @@ def number_dropouts(graph: fx.Graph) -> None:
 
 def _drops(node: fx.Node) -> bool:
     if node.target is aten.scaled_dot_product_attention.default:
-        return bool(operator_call(node).argument("dropout_p", 0.0) > 0)
+        return bool(operator_call(node).argument("dropout_p"))
     if node.target not in KINDS:
         return False
     call = operator_call(node)
@@ -173,8 +173,7 @@ def refuse_random(node: fx.Node) -> None:
     call = operator_call(node)
     where = f"{node.target} in module {call.module_path or '(top)'}"
     is_training = call.argument("train", call.argument("training", default=True))
-    drops = call.argument("dropout", default=1.0) > 0  # of recurrent layers
-    if is_training and drops:
+    if is_training and call.argument("dropout") != 0:  # of recurrent layers
         raise CaptureError(
             f"{where} draws random numbers, which would not be those of one process: pass them in as an input, make "
             "them of torch.rand, randn or bernoulli, "
@@ -225,9 +224,9 @@ def draw_part(
     _, device = shape_of(target, given)
     values = draw(target, given, Source(key, call, box, batch_dim, device))
     result = drawn_result(target, given, values)
-    replaced = [value for value in given.values() if isinstance(value, Tensor) and value.requires_grad]
-    is_replacing = replaced and target not in WITHOUT_VALUES and isinstance(result, Tensor)
-    return _Drawn.apply(result, *replaced) if is_replacing and not result.requires_grad else result
+    if target in WITHOUT_VALUES or not isinstance(result, Tensor) or result.requires_grad:
+        return result
+    return _Drawn.apply(result, *(value for value in given.values() if isinstance(value, Tensor)))
 
 
 class RandomDraw(Elementwise):

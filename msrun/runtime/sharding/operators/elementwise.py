@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from msrun.runtime.sharding.operators.rule import Form, Labels, OperatorCall, Rule, dimension_labels, sizes_of
+from msrun.runtime.sharding.operators.rule import Form, OperatorCall, Rule, aligned, dimension_labels, sizes_of
 
 aten = torch.ops.aten
 
@@ -26,13 +26,8 @@ class Elementwise(Rule):
         """Return aligned labels; broadcast dimensions have none."""
         shape = call.output_shape
         output = dimension_labels("d", len(shape))
-        inputs = tuple(self._aligned(output, shape, given) for given in call.shapes)
+        inputs = tuple(aligned(output, shape, given) for given in call.shapes)
         return Form(inputs, output, sizes_of((output, shape)))
-
-    @staticmethod
-    def _aligned(output: Labels, shape: tuple[int, ...], given: tuple[int, ...]) -> Labels:
-        offset = len(shape) - len(given)
-        return tuple(output[offset + i] if size == shape[offset + i] else None for i, size in enumerate(given))
 
 
 def is_elementwise(target: Any) -> bool:

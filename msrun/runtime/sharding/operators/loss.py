@@ -6,7 +6,7 @@ Reduction codes are ATen's: 0 none, 1 mean, 2 sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx
@@ -23,7 +23,9 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     Rule,
     Rules,
+    aligned,
     dimension_labels,
+    set_argument,
     sizes_of,
     summed_axes,
 )
@@ -44,22 +46,19 @@ def lower_class_parallel(
         scores, _ = shifted(scores, [dim], axes, build)
         total = build.collective(Collective("enter", axes), sum_of_exponentials(scores, [dim], axes, build))
         scores = build.call(aten.sub.Tensor, scores, build.call(aten.log.default, total))
-    reduction = call.argument("reduction", MEAN)
+    reduction = call.argument("reduction")
     weight = inputs[2] if len(inputs) > 2 else None
-    smoothing = call.argument("label_smoothing", default=0.0) or 0.0
+    smoothing = call.argument("label_smoothing", 0.0)
     where = {"dim": dim, "smoothing": smoothing, "classes": form.sizes[CLASSES]}
     if call.tensors[1].meta["val"].is_floating_point():
         losses = build.call(losses_of_probabilities, scores, inputs[1], weight, **where)
         if reduction == NONE:
             return build.sum_over(losses, axes)
         total = build.call(aten.sum.default, losses)
-        samples = 1
-        for label in form.inputs[0]:
-            samples *= 1 if label in (CLASSES, None) else form.sizes[str(label)]
-        total = build.call(aten.div.Scalar, total, samples) if reduction == MEAN else total
+        total = build.call(aten.div.Scalar, total, _samples(form)) if reduction == MEAN else total
         return build.sum_over(total, summed_axes(form, split))
     given = (inputs[1], weight, build.place())
-    cut = {"mesh_shape": build.mesh.shape, "axes": axes, "ignored": call.argument("ignore_index", -100)}
+    cut = {"mesh_shape": build.mesh.shape, "axes": axes, "ignored": call.argument("ignore_index")}
     losses = build.call(losses_of_classes, scores, *given, **cut, **where)
     if reduction == NONE:
         return build.sum_over(losses, axes)
@@ -141,11 +140,11 @@ class ElementwiseLoss(Elementwise):
 
     def form(self, call: OperatorCall) -> Form:
         """Return elementwise labels; the output of mean and sum has none."""
-        if call.argument("reduction", MEAN) == NONE:
+        if call.argument("reduction") == NONE:
             return super().form(call)
         shape = tuple(torch.broadcast_shapes(*call.shapes))
         labels = dimension_labels("d", len(shape))
-        inputs = tuple(self._aligned(labels, shape, given) for given in call.shapes)
+        inputs = tuple(aligned(labels, shape, given) for given in call.shapes)
         return Form(inputs, (), sizes_of((labels, shape)))
 
     def lower(
@@ -154,7 +153,7 @@ class ElementwiseLoss(Elementwise):
         """Scale a local mean by the number of parts, then all-reduce."""
         axes = summed_axes(form, split)
         local = self.local_call(call, build, inputs)
-        if axes and call.argument("reduction", MEAN) == MEAN:
+        if axes and call.argument("reduction") == MEAN:
             local = build.call(aten.div.Scalar, local, build.mesh.extent(axes))
         return build.sum_over(local, axes)
 
@@ -177,7 +176,7 @@ class ClassLoss(Rule):
         samples = ("b", *rest) if len(shapes[0]) > 1 else ()
         target = scores if self._has_probabilities(call) else samples
         inputs = [scores, target] + ([("c",)] if len(shapes) > 2 else [])
-        output = samples if call.argument("reduction", MEAN) == NONE else ()
+        output = samples if call.argument("reduction") == NONE else ()
         return Form(tuple(inputs), output, sizes_of(*zip(inputs, shapes, strict=True)))
 
     @staticmethod
@@ -190,33 +189,21 @@ class ClassLoss(Rule):
         """Return the mean of the global batch from local sums and counts."""
         if split.get(CLASSES):
             return lower_class_parallel(call, form, build, inputs, split)
-        axes = tuple(axis for axis in summed_axes(form, split))
-        if not axes or call.argument("reduction", MEAN) != MEAN:
+        axes = summed_axes(form, split)
+        if not axes or call.argument("reduction") != MEAN:
             return build.sum_over(self.local_call(call, build, inputs), axes)
-        total = self._local_sum(call, build, inputs)
+        total = self.local_call(call, build, inputs)
+        set_argument(total, "reduction", SUM)
         if self._has_probabilities(call):
-            samples = form.sizes["b"] * _product(form.sizes[label] for label in form.inputs[0][2:] if label)
-            return build.sum_over(build.call(aten.div.Scalar, total, samples), axes)
+            return build.sum_over(build.call(aten.div.Scalar, total, _samples(form)), axes)
         count = self._local_count(call, form, build, inputs)
         count = build.sum_over(build.call(aten.to.dtype, count, call.node.meta["val"].dtype), axes)
         return build.sum_over(build.call(aten.div.Tensor, total, count), axes)
 
-    def _local_sum(self, call: OperatorCall, build: LocalBuilder, inputs: Sequence[fx.Node]) -> fx.Node:
-        node = self.local_call(call, build, inputs)
-        names = [argument.name for argument in call.node.target._schema.arguments]  # type: ignore[union-attr]
-        position = names.index("reduction")
-        args, kwargs = list(node.args), dict(node.kwargs)
-        if position < len(args):
-            args[position] = SUM
-        else:
-            kwargs["reduction"] = SUM
-        node.args, node.kwargs = tuple(args), kwargs
-        return node
-
     def _local_count(self, call: OperatorCall, form: Form, build: LocalBuilder, inputs: Sequence[fx.Node]) -> fx.Node:
         """Add the number of targets that count, each with the weight of its class."""
         target = inputs[1]
-        counts = build.call(aten.ne.Scalar, target, call.argument("ignore_index", -100))
+        counts = build.call(aten.ne.Scalar, target, call.argument("ignore_index"))
         if len(inputs) > 2:
             # an ignored target may be no class at all
             classes = build.call(aten.clamp.default, target, 0, form.sizes["c"] - 1)
@@ -227,11 +214,9 @@ class ClassLoss(Rule):
         return build.call(aten.sum.default, counts)
 
 
-def _product(values: Iterable[int]) -> int:
-    result = 1
-    for value in values:
-        result *= value
-    return result
+def _samples(form: Form) -> int:
+    """Return how many losses a mean is over."""
+    return math.prod(size for label, size in form.sizes.items() if label != CLASSES)
 
 
 RULES: Rules = [

@@ -18,6 +18,7 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     Rule,
     Rules,
+    aligned,
     dimension_labels,
     sizes_of,
     summed_axes,
@@ -59,9 +60,8 @@ class AddMatMul(Rule):
         """Return labels m, k, n; the first input is broadcast to (m, n)."""
         added, left, right = call.shapes
         sizes = sizes_of((("m", "k"), left), (("k", "n"), right))
-        full = ("m", "n")[2 - len(added) :]
-        added_labels = tuple(label if size == sizes[label] else None for label, size in zip(full, added, strict=True))
-        is_scaled = call.argument("beta", 1) != 1 or call.argument("alpha", 1) != 1
+        added_labels = aligned(("m", "n"), call.output_shape, added)
+        is_scaled = call.argument("beta") != 1 or call.argument("alpha") != 1
         whole = frozenset({"k"}) if is_scaled else frozenset[str]()
         return Form((added_labels, ("m", "k"), ("k", "n")), ("m", "n"), sizes, whole, added=frozenset({0}))
 
@@ -83,8 +83,7 @@ class AddBatchMatMul(Rule):
         """Return labels b, m, k, n; the first input is broadcast to (b, m, n)."""
         added, left, right = call.shapes
         sizes = sizes_of((("b", "m", "k"), left), (("b", "k", "n"), right))
-        full = ("b", "m", "n")[3 - len(added) :]
-        added_labels = tuple(label if size == sizes[label] else None for label, size in zip(full, added, strict=True))
+        added_labels = aligned(("b", "m", "n"), call.output_shape, added)
         return Form((added_labels, ("b", "m", "k"), ("b", "k", "n")), ("b", "m", "n"), sizes, added=frozenset({0}))
 
     def lower(
@@ -95,7 +94,7 @@ class AddBatchMatMul(Rule):
         if not axes:
             return self.local_call(call, build, inputs)
         product = build.sum_over(build.call(aten.bmm.default, *inputs[1:]), axes)
-        beta, alpha = call.argument("beta", 1), call.argument("alpha", 1)
+        beta, alpha = call.argument("beta"), call.argument("alpha")
         if beta == 0:  # then the first input does not count, even where it is not a number
             return build.call(aten.mul.Scalar, product, alpha)
         added = inputs[0] if beta == 1 else build.call(aten.mul.Scalar, inputs[0], beta)
@@ -122,20 +121,11 @@ class MatMul(Rule):
         count = len(output) - (len(left) > 1) - (len(right) > 1)
         batch = dimension_labels("b", count)
         sizes = sizes_of((batch, output[:count]))
-        left_labels = self._batched(batch, output, left, ("m", "k") if len(left) > 1 else ("k",))
-        right_labels = self._batched(batch, output, right, ("k", "n") if len(right) > 1 else ("k",))
+        left_labels = (*aligned(batch, output[:count], left[:-2]), *("m", "k")[-len(left) :])
+        right_labels = (*aligned(batch, output[:count], right[:-2]), *("k", "n")[: len(right)])
         sizes |= sizes_of((left_labels, left), (right_labels, right))
         tail = (("m",) if len(left) > 1 else ()) + (("n",) if len(right) > 1 else ())
         return Form((left_labels, right_labels), (*batch, *tail), sizes)
-
-    @staticmethod
-    def _batched(
-        batch: tuple[str, ...], output: Sequence[int], shape: Sequence[int], tail: tuple[str, ...]
-    ) -> tuple[str | None, ...]:
-        own = len(shape) - len(tail)
-        offset = len(batch) - own
-        head = (batch[offset + i] if shape[i] == output[offset + i] else None for i in range(own))
-        return (*head, *tail)
 
 
 RULES: Rules = [
@@ -170,7 +160,7 @@ class Einsum(Rule):
         sizes: dict[str, int] = {}
         for row, shape in zip(rows, call.shapes, strict=True):
             for label, size in zip(row, shape, strict=True):
-                sizes[label] = max(size, sizes.get(label, 1))
+                sizes[label] = max(size, sizes.get(label, size))
         twice = frozenset(label for row in (*rows, output) for label in row if row.count(label) > 1)
         inputs: list[Labels] = [
             tuple(label if size == sizes[label] else None for label, size in zip(row, shape, strict=True))

@@ -8,6 +8,7 @@ variance of means. The gradient of the statistics travels back through the same 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 
@@ -308,9 +309,7 @@ class BatchNorm(Rule):
             eps=call.argument("eps"),
             cudnn_enabled=False,
         )
-        count = 1
-        for dim in dims:
-            count *= call.output_shape[dim]
+        count = math.prod(call.output_shape[dim] for dim in dims)
         return y, fixed_mean, build.call(aten.mul.Scalar, fixed_variance, count / max(1, count - 1))
 
     @staticmethod

@@ -197,14 +197,15 @@ class AdaptiveAverage(SpaceRule):
         return build.sum_over(node, axes)
 
 
-class PoolWithIndices(SpaceRule):
-    """Pooling that also tells where each value was: a place in the whole space, which therefore stays whole."""
+class WholeSpace(SpaceRule):
+    """Linear and cubic interpolation, and pooling that also tells where each value was: a place in the whole space."""
 
     def form(self, call: OperatorCall) -> Form:
-        """Return equal labels for the input and both results."""
+        """Return equal labels for the input and all results."""
         batch, space = self.labels(call)
         labels = (*batch, *space)
-        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(space), (labels,))
+        others = (labels,) * (len(call.output_shapes) - 1)
+        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(space), others)
 
 
 RULES: Rules = [
@@ -217,9 +218,9 @@ RULES: Rules = [
     (AdaptiveAverage(1), [aten.adaptive_avg_pool1d.default]),
     (AdaptiveAverage(2), [aten.adaptive_avg_pool2d.default]),
     (AdaptiveAverage(3), [aten.adaptive_avg_pool3d.default]),
-    (PoolWithIndices(1), [aten.adaptive_max_pool1d.default, aten.max_pool1d_with_indices.default]),
-    (PoolWithIndices(2), [aten.adaptive_max_pool2d.default, aten.max_pool2d_with_indices.default]),
-    (PoolWithIndices(3), [aten.adaptive_max_pool3d.default, aten.max_pool3d_with_indices.default]),
+    (WholeSpace(1), [aten.adaptive_max_pool1d.default, aten.max_pool1d_with_indices.default]),
+    (WholeSpace(2), [aten.adaptive_max_pool2d.default, aten.max_pool2d_with_indices.default]),
+    (WholeSpace(3), [aten.adaptive_max_pool3d.default, aten.max_pool3d_with_indices.default]),
 ]
 
 
@@ -247,16 +248,6 @@ class Nearest(SpaceRule):
             shape = form.layout(form.output, split).local_shape(build.mesh, call.output_shape)
             set_argument(node, "output_size", list(shape[-self.ndim :]))
         return node
-
-
-class Interpolation(SpaceRule):
-    """Linear and cubic interpolation: the space stays whole."""
-
-    def form(self, call: OperatorCall) -> Form:
-        """Return equal labels."""
-        batch, space = self.labels(call)
-        labels = (*batch, *space)
-        return Form((labels,), labels, sizes_of((labels, call.shapes[0])), frozenset(space))
 
 
 class PixelShuffle(SpaceRule):
@@ -287,9 +278,9 @@ RULES += [
     (Nearest(1), [aten.upsample_nearest1d.vec, aten._upsample_nearest_exact1d.vec]),
     (Nearest(2), [aten.upsample_nearest2d.vec, aten._upsample_nearest_exact2d.vec]),
     (Nearest(3), [aten.upsample_nearest3d.vec, aten._upsample_nearest_exact3d.vec]),
-    (Interpolation(1), [aten.upsample_linear1d.vec]),
-    (Interpolation(2), [aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec]),
-    (Interpolation(3), [aten.upsample_trilinear3d.vec]),
+    (WholeSpace(1), [aten.upsample_linear1d.vec]),
+    (WholeSpace(2), [aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec]),
+    (WholeSpace(3), [aten.upsample_trilinear3d.vec]),
     (Padding(), [aten.pad.default, aten.constant_pad_nd.default]),
     (PixelShuffle(2), [aten.pixel_shuffle.default]),
 ]

@@ -7,8 +7,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-import torch
-
 from msrun.runtime.sharding import operators
 from msrun.runtime.sharding.operators.elementwise import VALUE_BY_VALUE, is_elementwise
 from msrun.runtime.sharding.operators.rule import Form, OperatorCall, Rule
@@ -19,9 +17,8 @@ class Replicated(Rule):
 
     def form(self, call: OperatorCall) -> Form:
         """Return no labels at all."""
-        value = call.node.meta["val"]
-        ndim = value.dim() if isinstance(value, torch.Tensor) else 0
-        return Form(tuple((None,) * len(shape) for shape in call.shapes), (None,) * ndim, {})
+        result = getattr(call.node.meta["val"], "shape", ())
+        return Form(tuple((None,) * len(shape) for shape in call.shapes), (None,) * len(result), {})
 
 
 @cache

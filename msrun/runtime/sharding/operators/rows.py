@@ -188,7 +188,7 @@ class PooledLookup(Rule):
     def has_even_bags(self, call: OperatorCall) -> bool:
         """Return whether the offsets are those of a two-dimensional input: 0, length, 2 * length, ..."""
         offsets, length, count = call.tensors[2], call.shapes[1][0], call.output_shape[0]
-        if offsets.target is not aten.arange.start_step or call.argument("include_last_offset", default=False):
+        if offsets.target is not aten.arange.start_step or call.argument("include_last_offset"):
             return False
         return count > 0 and offsets.args[:3] == (0, length, length // count) and length % count == 0
 

@@ -153,14 +153,23 @@ class OperatorCall:
         return paths[-1] if paths else ""
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Return an argument by its schema name, wherever it was given."""
+        """Return an argument by its schema name, wherever it was given; `default` of an operator without it."""
         schema = self.node.target._schema  # type: ignore[union-attr]
         for index, argument in enumerate(schema.arguments):
             if argument.name == name:
-                if index < len(self.node.args):
-                    return self.node.args[index]
-                return self.node.kwargs.get(name, argument.default_value if argument.has_default_value() else default)
+                given = self.node.args[index:]
+                return given[0] if given else self.node.kwargs.get(name, argument.default_value)
         return default
+
+    def dimensions(self, name: str = "dim") -> set[int]:
+        """Return the dimensions that an argument names, counted from 0; all of them where it names none."""
+        count, given = len(self.shapes[0]), self.argument(name)
+        return {dim % max(1, count) for dim in ([given] if isinstance(given, int) else given or range(count))}
+
+    def dimension(self, name: str = "dim") -> int:
+        """Return the one dimension that an argument names, counted from 0."""
+        (dim,) = self.dimensions(name)
+        return dim
 
 
 def operator_call(node: fx.Node) -> OperatorCall:
@@ -328,6 +337,17 @@ def summed_axes(form: Form, split: LabelSplit) -> Axes:
 def dimension_labels(prefix: str, count: int) -> tuple[str, ...]:
     """Return `count` labels: d0, d1, ..."""
     return tuple(f"{prefix}{index}" for index in range(count))
+
+
+def free_labels(count: int, whole: Collection[int]) -> Labels:
+    """Return d0, d1, ... and None for dimensions that stay whole."""
+    return tuple(None if dim in whole else label for dim, label in enumerate(dimension_labels("d", count)))
+
+
+def aligned(labels: Sequence[str], shape: Sequence[int], given: Sequence[int]) -> Labels:
+    """Return the labels of what is broadcast to a shape, aligned at the right: None where it is repeated."""
+    offset = len(shape) - len(given)
+    return tuple(labels[offset + dim] if size == shape[offset + dim] else None for dim, size in enumerate(given))
 
 
 def sizes_of(*pairs: tuple[Labels, Sequence[int]]) -> dict[str, int]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from msrun.runtime.sharding.layout import Axes
+from msrun.runtime.sharding.operators.along_split import AlongSome
 from msrun.runtime.sharding.operators.rows import first_of_part
 from msrun.runtime.sharding.operators.rule import (
     Form,
@@ -24,50 +25,16 @@ from msrun.runtime.sharding.operators.shape import Permute
 aten = torch.ops.aten
 
 
-class SomeWhole(Rule):
-    """An operator that changes some dimensions and leaves the others as they are: those it changes stay whole."""
-
-    follows = True
-
-    def form(self, call: OperatorCall) -> Form:
-        """Return equal labels for all inputs; changed dimensions have none."""
-        shape = call.shapes[0]
-        changed = self.changed(call, len(shape))
-        labels: Labels = tuple(
-            None if i in changed else label for i, label in enumerate(dimension_labels("d", len(shape)))
-        )
-        return Form((labels,) * len(call.shapes), labels, sizes_of((labels, shape)))
-
-    def changed(self, call: OperatorCall, ndim: int) -> set[int]:
-        """Return the dimensions that the operator changes."""
-        given = call.argument("dims")
-        dims = given if given is not None else call.argument("dim")
-        dims = [dims] if isinstance(dims, int) else list(dims)
-        if not dims:  # roll and flip of all
-            return set(range(ndim))
-        return {dim % max(1, ndim) for dim in dims}
+class SomeWhole(AlongSome):
+    """An operator that moves or mixes what lies along some dimensions: the rows of the batch stay where they lie."""
 
 
 class Slice(SomeWhole):
     """slice: a dimension that is taken from end to end is free."""
 
-    def changed(self, call: OperatorCall, ndim: int) -> set[int]:
+    def changed(self, call: OperatorCall) -> set[int]:
         """Return the sliced dimension, or nothing when all of it is taken."""
-        dim = call.argument("dim", 0) % ndim
-        return {dim} if call.shapes[0][dim] != call.output_shape[dim] else set()
-
-
-class SelectOne(Rule):
-    """select: one entry of a dimension, which stays whole and is gone afterwards."""
-
-    follows = True
-
-    def form(self, call: OperatorCall) -> Form:
-        """Return the labels of the other dimensions."""
-        shape = call.shapes[0]
-        dim = call.argument("dim") % len(shape)
-        labels: Labels = tuple(None if i == dim else label for i, label in enumerate(dimension_labels("d", len(shape))))
-        return Form((labels,), labels[:dim] + labels[dim + 1 :], sizes_of((labels, shape)))
+        return {dim for dim in call.dimensions() if call.shapes[0][dim] != call.output_shape[dim]}
 
 
 def triangle(
@@ -103,7 +70,7 @@ class Triangle(Rule):
         if not rows and not columns:
             return self.local_call(call, build, inputs)
         is_upper = call.node.target is aten.triu.default
-        diagonal = call.argument("diagonal", 0)
+        diagonal = call.argument("diagonal")
         return build.call(triangle, inputs[0], build.place(), build.mesh.shape, rows, columns, diagonal, is_upper)
 
 
@@ -170,13 +137,13 @@ class LikeInType(Rule):
 
 
 RULES = [
-    (SelectOne(), [aten.select.int]),
-    (Slice(), [aten.slice.Tensor, aten.narrow.default]),
+    (Slice(keeps=True), [aten.slice.Tensor, aten.narrow.default]),
     (
-        SomeWhole(),
+        SomeWhole(keeps=True),
         [
             aten.roll.default,
             aten.flip.default,
+            aten.cumsum.default,
             aten.cumprod.default,
             aten.logcumsumexp.default,
             aten.diff.default,

@@ -16,7 +16,9 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     Rule,
     Rules,
+    aligned,
     dimension_labels,
+    free_labels,
     sizes_of,
 )
 from msrun.runtime.sharding.sizes import common_divisor
@@ -106,9 +108,7 @@ class Expand(_ToShape):
         """Return aligned labels; expanded input dimensions have none."""
         source, target = call.shapes[0], call.output_shape
         output = dimension_labels("d", len(target))
-        offset = len(target) - len(source)
-        given = tuple(output[offset + i] if size == target[offset + i] else None for i, size in enumerate(source))
-        return Form((given,), output, sizes_of((output, target)))
+        return Form((aligned(output, target, source),), output, sizes_of((output, target)))
 
 
 class Permute(Rule):
@@ -136,19 +136,6 @@ class Permute(Rule):
         return order
 
 
-class WholeDimension(Rule):
-    """softmax, log_softmax, cumsum, ...: works along one dimension, which must stay whole; the others are free."""
-
-    follows = True
-
-    def form(self, call: OperatorCall) -> Form:
-        """Return equal labels in and out, one of them whole."""
-        shape = call.shapes[0]
-        labels: Labels = dimension_labels("d", len(shape))
-        dim = call.argument("dim", -1) % max(1, len(shape))
-        return Form((labels,), labels, sizes_of((labels, shape)), frozenset({f"d{dim}"}))
-
-
 RULES: Rules = [
     (
         Reshape(),
@@ -166,7 +153,6 @@ RULES: Rules = [
     ),
     (Expand(), [aten.expand.default]),
     (Permute(), [aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default]),
-    (WholeDimension(), [aten.cumsum.default]),
 ]
 
 
@@ -181,13 +167,10 @@ class Join(Rule):
     def form(self, call: OperatorCall) -> Form:
         """Return equal labels; the joined dimension of several inputs has none, nor have empty 1-D ones."""
         shape = call.output_shape
-        labels = dimension_labels("d", len(shape))
-        if call.node.target is aten.hstack.default:
-            dim = min(1, len(shape) - 1)
-        else:
-            dim = call.argument("dim", 0) % max(1, len(shape))
+        is_row = call.node.target is aten.hstack.default
+        dim = min(1, len(shape) - 1) if is_row else call.argument("dim") % len(shape)
         joined = sum(given != (0,) for given in call.shapes) > 1
-        free: Labels = tuple(None if joined and i == dim else label for i, label in enumerate(labels))
+        free = free_labels(len(shape), {dim} if joined else ())
         inputs = tuple(
             free if len(given) == len(shape) and given != (0,) else (None,) * len(given) for given in call.shapes
         )
@@ -203,35 +186,8 @@ class Stack(Rule):
         """Return equal labels and one more dimension."""
         shape = call.shapes[0]
         labels: Labels = dimension_labels("d", len(shape))
-        dim = call.argument("dim", 0) % (len(shape) + 1)
+        dim = call.argument("dim") % (len(shape) + 1)
         return Form((labels,) * len(call.shapes), (*labels[:dim], None, *labels[dim:]), sizes_of((labels, shape)))
-
-
-class TakeApart(Rule):
-    """split, chunk, tensor_split and glu: the dimension taken apart stays whole."""
-
-    follows = True
-
-    def form(self, call: OperatorCall) -> Form:
-        """Return equal labels of all results; the dimension taken apart has none."""
-        shape = call.shapes[0]
-        dim = call.argument("dim", 0) % max(1, len(shape))
-        labels: Labels = tuple(None if i == dim else label for i, label in enumerate(dimension_labels("d", len(shape))))
-        return Form((labels,), labels, sizes_of((labels, shape)), others=(labels,) * (len(call.output_shapes) - 1))
-
-
-class Unbind(Rule):
-    """unbind: as many results as the dimension is long, each without it."""
-
-    follows = True
-
-    def form(self, call: OperatorCall) -> Form:
-        """Return the labels of the other dimensions."""
-        shape = call.shapes[0]
-        dim = call.argument("dim", 0) % len(shape)
-        labels: Labels = tuple(None if i == dim else label for i, label in enumerate(dimension_labels("d", len(shape))))
-        output = labels[:dim] + labels[dim + 1 :]
-        return Form((labels,), output, sizes_of((labels, shape)), others=(output,) * (len(call.output_shapes) - 1))
 
 
 class ScatterPart(Rule):
@@ -242,8 +198,8 @@ class ScatterPart(Rule):
     def form(self, call: OperatorCall) -> Form:
         """Return equal labels of both tensors; the dimension of the part has none."""
         shape = call.shapes[0]
-        dim = call.argument("dim") % len(shape)
-        labels: Labels = tuple(None if i == dim else label for i, label in enumerate(dimension_labels("d", len(shape))))
+        dim = call.dimension()
+        labels = free_labels(len(shape), {dim})
         is_slice = call.node.target is aten.slice_scatter.default
         part = labels if is_slice else labels[:dim] + labels[dim + 1 :]
         return Form((labels, part), labels, sizes_of((labels, shape)))
@@ -252,20 +208,5 @@ class ScatterPart(Rule):
 RULES += [
     (Join(), [aten.cat.default, aten.concat.default, aten.concatenate.default, aten.hstack.default]),
     (Stack(), [aten.stack.default]),
-    (
-        TakeApart(),
-        [
-            aten.split.Tensor,
-            aten.split.sizes,
-            aten.split_with_sizes.default,
-            aten.chunk.default,
-            aten.tensor_split.sections,
-            aten.tensor_split.indices,
-            aten.unsafe_split.Tensor,
-            aten.unsafe_chunk.default,
-            aten.glu.default,
-        ],
-    ),
-    (Unbind(), [aten.unbind.int]),
     (ScatterPart(), [aten.slice_scatter.default, aten.select_scatter.default]),
 ]

@@ -38,7 +38,9 @@ from msrun.runtime.sharding.operators.rule import (
     OperatorCall,
     Rule,
     Rules,
+    aligned,
     dimension_labels,
+    free_labels,
     numbers_given,
     operator_call,
     sizes_of,
@@ -109,8 +111,8 @@ class Embedding(RowLookup):
         """Return labels v, e and those of the indices."""
         table, index = call.shapes
         rows = dimension_labels("i", len(index))
-        counts_rows = bool(call.argument("scale_grad_by_freq", default=False))
-        if counts_rows and call.argument("sparse", default=False):
+        counts_rows = bool(call.argument("scale_grad_by_freq"))
+        if counts_rows and call.argument("sparse"):
             raise CaptureError(
                 "embedding(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both",
                 where=user_line(call.node),
@@ -121,8 +123,8 @@ class Embedding(RowLookup):
 
     def own_lookup(self, call: OperatorCall, _: Form) -> LocalLookup:
         """Look up, with zeros for rows of other ranks."""
-        padding = call.argument("padding_idx", -1)
-        return embed_own_rows, {"padding_idx": padding, "sparse": bool(call.argument("sparse", default=False))}
+        padding = call.argument("padding_idx")
+        return embed_own_rows, {"padding_idx": padding, "sparse": bool(call.argument("sparse"))}
 
 
 def embeds_sparsely(node: fx.Node) -> bool:
@@ -138,7 +140,7 @@ class Gather(RowLookup):
     def form(self, call: OperatorCall) -> Form:
         """Return labels: v in the table, g in the index, the same elsewhere where sizes agree."""
         table, index = call.shapes
-        dim = call.argument("dim") % max(1, len(table))
+        dim = call.dimension()
         labels = dimension_labels("d", len(table))
         shared: list[Label] = [
             label if size == other else None for label, size, other in zip(labels, table, index, strict=True)
@@ -160,7 +162,7 @@ class Scatter(Rule):
     def form(self, call: OperatorCall) -> Form:
         """Return equal labels of the table, the index and the source."""
         table = call.shapes[0]
-        dim = call.argument("dim") % max(1, len(table))
+        dim = call.dimension()
         labels: Labels = tuple(
             label if i != dim and all(shape[i : i + 1] == table[i : i + 1] for shape in call.shapes) else None
             for i, label in enumerate(dimension_labels("d", len(table)))
@@ -184,7 +186,7 @@ class Select(RowLookup):
     @staticmethod
     def _dim(call: OperatorCall) -> int:
         if call.node.target is aten.index_select.default:
-            return int(call.argument("dim")) % max(1, len(call.shapes[0]))
+            return call.dimension()
         return next(i for i, index in enumerate(call.argument("indices")) if index is not None)
 
     def own_lookup(self, _: OperatorCall, form: Form) -> LocalLookup:
@@ -209,14 +211,8 @@ class Index(Select):
         shape = torch.broadcast_shapes(*indices)
         rows = dimension_labels("i", len(shape))
         labels = dimension_labels("d", len(table))
-        of_table = tuple(None if i in places else label for i, label in enumerate(labels))
-        of_indices = [
-            tuple(
-                rows[i + len(shape) - len(index)] if size == shape[i + len(shape) - len(index)] else None
-                for i, size in enumerate(index)
-            )
-            for index in indices
-        ]
+        of_table = free_labels(len(table), places)
+        of_indices = [aligned(rows, shape, index) for index in indices]
         kept = [label for i, label in enumerate(labels) if i not in places]
         is_side_by_side = places == list(range(places[0], places[0] + len(places)))
         first = places[0] if is_side_by_side else 0
@@ -371,8 +367,8 @@ class EmbeddingBag(PooledLookup):
 
     def form(self, call: OperatorCall) -> Form:
         """Return labels v, e and b: that of the indices when bags are of equal length, else of the offsets."""
-        counts_rows = bool(call.argument("scale_grad_by_freq", default=False))  # of the whole batch
-        if counts_rows and call.argument("sparse", default=False):
+        counts_rows = bool(call.argument("scale_grad_by_freq"))  # of the whole batch
+        if counts_rows and call.argument("sparse"):
             raise CaptureError(
                 "embedding_bag(sparse=True, scale_grad_by_freq=True): torch has no such gradient; give one of both",
                 where=user_line(call.node),
@@ -382,7 +378,7 @@ class EmbeddingBag(PooledLookup):
         is_even = self.has_even_bags(call)
         of_index: Labels = (BAGS,) if is_even else (None,)
         of_offsets: Labels = (BAGS,) if not is_even and offsets[0] == bags[0] else (None,)
-        whole = {ROWS} if _MODES[call.argument("mode", 0)] == "max" else set()
+        whole = {ROWS} if _MODES[call.argument("mode")] == "max" else set()
         if counts_rows:
             whole = {ROWS, BAGS}
         if call.reads_others:  # they are about the whole batch
@@ -394,10 +390,10 @@ class EmbeddingBag(PooledLookup):
     def settings(self, call: OperatorCall) -> Mapping[str, Any]:
         """Return how the rows of a bag are pooled."""
         return {
-            "mode": _MODES[call.argument("mode", 0)],
+            "mode": _MODES[call.argument("mode")],
             "padding_idx": call.argument("padding_idx"),
-            "has_end": bool(call.argument("include_last_offset", default=False)),
-            "sparse": bool(call.argument("sparse", default=False)),
+            "has_end": bool(call.argument("include_last_offset")),
+            "sparse": bool(call.argument("sparse")),
         }
 
 

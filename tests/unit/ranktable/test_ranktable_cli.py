@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +88,8 @@ MISTAKES = [
     (["generate", "--hosts", "a"], "host 'a' has no number of devices; write a:8, or give --devices"),
     (["generate", "--hosts", "a:8", "--devices", "0-3"], "--devices lists 4; leave one out"),
     (["generate", "--hosts", "a:8", "--device_ips", "{x}"], "unknown field"),
+    (["generate", "--hosts", "a:8", "--device_ips", "10.{device-1}"], "unknown field"),
+    (["generate", "--hosts", "a:8", "--device_ips", "10.{server.1"], "unknown field"),
     (["generate", "--hosts", "a:8", "--device_ips", "none.yaml"], "cannot read none.yaml"),
     (["generate", "--probe", "--device_ips", "x"], "--probe and --device_ips both give the addresses"),
     ([*HOSTS, "--probe"], "--hosts and --probe both name the hosts"),
@@ -177,11 +178,11 @@ def test_a_host_file_gives_hosts_and_slots(generate, monkeypatch):
 
 
 def test_hosts_are_filtered_and_keep_the_addresses_of_the_whole_list(generate):
-    options = ("--hosts", "a:2,b:2,c:2", "--device_ips", "10.1.{server}.{device+1}")
+    options = ("--hosts", "a:2,b:2,c:2", "--device_ips", "10.1.{server+10}.{device+1}")
     _, out, _ = generate(*options, "--include", "b:1@c")
-    assert devices_of(out) == [("b", 1, "10.1.1.2", 0), ("c", 0, "10.1.2.1", 1), ("c", 1, "10.1.2.2", 2)]
+    assert devices_of(out) == [("b", 1, "10.1.11.2", 0), ("c", 0, "10.1.12.1", 1), ("c", 1, "10.1.12.2", 2)]
     _, out, _ = generate(*options, "--exclude", "a@b:1@c:0")
-    assert devices_of(out) == [("b", 0, "10.1.1.1", 0), ("c", 1, "10.1.2.2", 1)]
+    assert devices_of(out) == [("b", 0, "10.1.11.1", 0), ("c", 1, "10.1.12.2", 1)]
 
 
 def test_super_pods_are_given_by_hand(generate):
@@ -293,13 +294,6 @@ def test_a_key_that_is_as_long_as_the_file_does_not_flood_the_screen(validate):
     assert len(out) < 2000
     Path("long.json").write_text(f'{{"{key}\\n": 1}}')
     assert len(validate("long.json")[1]) < 2000
-
-
-def test_an_odd_key_cannot_break_the_line_of_an_error(run):
-    Path("odd.json").write_text('{"two\\nlines": 1, "\\u001b[31m": 2}')
-    status, _, error = run("show", "odd.json")
-    assert status == 1
-    assert re.fullmatch(r"ranktable: error: odd.json .*two\\nlines.*u001b\[31m.*\n", error)
 
 
 ROOT = Path(ranktable.__file__).parent

@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
@@ -116,28 +113,6 @@ def test_every_switch_can_be_taken_back(msrun_here, cwd):
     assert msrun_here("--debug=False", "no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).code == 2
 
 
-@pytest.mark.slow
-def test_settings_do_not_reach_a_job_that_a_worker_starts(msrun, cwd):
-    """Neither do the outer job's own variables, such as its log directory, count as settings there."""
-    (cwd / "nested.py").write_text(
-        "import json, os, subprocess, sys\n"
-        "assert not {'MSRUN_GRACE', 'MSRUN_CONFIG', 'MSRUN_WORKER_NUM'} & set(os.environ)\n"
-        "words = [sys.executable, '-m', 'msrun', '--dry_run=json', 'train.py']\n"
-        "inner = {**os.environ, 'MSRUN_MAX_RESTARTS': '2'}\n"
-        "plan = json.loads(subprocess.run(words, check=True, capture_output=True, env=inner).stdout)\n"
-        "print(json.dumps([plan['world_size'], plan['log_dir'], plan['settings']]))\n"
-    )
-    env = {"MSRUN_GRACE": "3", "MSRUN_CONFIG": "job.yaml", "MSRUN_WORKER_NUM": "1", "MSRUN_LOG_DIR": "outer"}
-    finished = msrun.run("nested.py", cwd=cwd, env=env, log_dir="outer")
-    assert finished.code == 0, finished.stderr
-    world_size, log_dir, settings = json.loads(finished.log(0))
-    assert (world_size, log_dir) == (1, str(cwd / "log_output"))
-    assert {setting["name"]: setting["source"] for setting in settings} == {
-        "max_restarts": "MSRUN_MAX_RESTARTS",
-        "worker_num": "no accelerator on this host",
-    }
-
-
 FILES = {
     # name: (content, pattern that the line has to match after the name of the file)
     "near miss": (b"grace: 1\nworker_nmu: 4\n", r", line 2: worker_nmu: .*did you mean worker_num\?"),
@@ -181,23 +156,6 @@ def test_wrong_settings_are_refused_in_one_line(msrun_here, cwd, name):
     assert re.search(pattern, finished.stderr), finished.stderr
     assert SECRET not in finished.stderr
     assert sorted(cwd.iterdir()) == before
-
-
-def test_reading_settings_imports_neither_torch_nor_numpy(cwd):
-    program = (
-        "import sys\nfrom msrun.cli import main\ntry:\n    main(['--config=job.yaml', '--grace=-1'])\n"
-        "except SystemExit as request:\n    assert request.code == 2\n"
-        "print(sorted({'torch', 'numpy', 'rich', 'asyncio'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=cwd,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize("start_method", one_fast("fork", "exec"))

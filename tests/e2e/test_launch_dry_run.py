@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from asked_cases import one_fast
 from job_runner import WORKERS, read_record
+from plans import without_what_is_chosen_at_start
 
 from ranktable import build_table, write_table
 
@@ -66,16 +67,6 @@ def test_dry_run_is_the_plan_of_the_run(msrun, msrun_here, tmp_path):
     dry = plan_of(msrun_here, tmp_path, *OPTIONS, *script)
     finished = msrun.run(*OPTIONS, *script, cwd=tmp_path)
     real = finished.read_plan()
-
-    def without_what_is_chosen_at_start(plan):
-        env = plan["hosts"][0]["env"]
-        job_id, run_dir, port = plan.pop("job_id"), plan.pop("run_dir"), plan["master"].pop("port")
-        assert (env.pop("MSRUN_JOB_ID"), env.pop("TORCHELASTIC_RUN_ID")) == (job_id, job_id)
-        assert env.pop("MSRUN_RENDEZVOUS") == f"file://{run_dir}/store"
-        assert env.pop("MSRUN_PROGRESS") == f"{run_dir}/progress"
-        assert (env.pop("MASTER_PORT"), env.pop("MS_SCHED_PORT")) == (str(port), str(port))
-        return plan
-
     assert without_what_is_chosen_at_start(dry) == without_what_is_chosen_at_start(real)
 
 

@@ -76,14 +76,11 @@ EARLY = r"rank 1 (exited early \(code 0\)|left the job early)"
 @pytest.mark.parametrize(
     ("how", "code", "words"),
     [
-        ("gone", 3, "rank 1 ended with exit code 0 without joining the world, and rank 0 "),
         ("leave", 1, rf"{EARLY}; rank 0 on \S+ then failed: exit code 1"),
         ("release", 1, r"rank 1 left the job early; rank 0 on \S+ then failed: exit code 1"),
     ],
 )
-def test_rank_that_ends_well_or_leaves_while_others_need_it_is_named_and_not_called_a_hang(
-    msrun, tmp_path, how, code, words
-):
+def test_rank_that_leaves_while_others_need_it_is_named_and_not_called_a_hang(msrun, tmp_path, how, code, words):
     finished = run_stuck(msrun, tmp_path, how)
     assert finished.code == code, finished.stderr
     assert re.search(words, finished.errors[0])

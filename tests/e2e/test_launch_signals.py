@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from signal import Signals
 
 import pytest
 from asked_cases import one_fast
@@ -13,20 +12,6 @@ from job_runner import WORKERS, state_of, wait_until
 def start_waiting(msrun, cwd, *words, **settings):
     """Start two workers and wait until both are there."""
     return msrun.start("--worker_num=2", *words, cwd=cwd, **settings).wait_for_workers(2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", one_fast(Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT))
-def test_signal_stops_the_job_and_gives_its_status(msrun, tmp_path, signum):
-    job = start_waiting(msrun, tmp_path, WORKERS / "wait.py")
-    job.send(signum)
-    finished = job.finish()
-    assert finished.code == 128 + signum
-    assert finished.errors == [f"msrun: error: stopped by {signum.name}"]
-    failure = finished.read_json("failure.json")
-    assert (failure["reason"], failure["first_failure"]) == (f"stopped by {signum.name}", None)
-    assert {other["state"] for other in failure["others"]} == {"stopped by msrun"}
-    msrun.prove_nothing_left(deadline_s=0)
 
 
 @pytest.mark.slow
@@ -45,15 +30,21 @@ def test_worker_that_ignores_term_is_killed_after_the_grace(msrun, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGINT", ("--rehearse=2x1",)))
+    ("name", "where"),
+    one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGTERM", ()), ("SIGINT", ("--rehearse=2x1",))),
 )
-def test_worker_does_its_last_work_on_the_signal_that_came(msrun, tmp_path, name, where):
+def test_signal_stops_the_job_and_gives_its_status_after_the_last_work_of_the_workers(msrun, tmp_path, name, where):
     job = start_waiting(msrun, tmp_path, *where, WORKERS / "save_when_ended.py", name)
     job.send(getattr(signal, name))
     finished = job.finish()
     assert finished.code == 128 + getattr(signal, name)
     for rank in (0, 1):
         assert finished.log(rank).decode().splitlines() == [f"saved after {name}", "finally", "atexit"]
+    failure = finished.read_json("failure.json")
+    assert (finished.errors, failure["first_failure"]) == ([f"msrun: error: stopped by {name}"], None)
+    assert failure["reason"] == f"stopped by {name}"
+    assert {other["state"] for other in failure["others"]} == {"done"}
+    msrun.prove_nothing_left(deadline_s=0)
 
 
 @pytest.mark.slow

@@ -299,19 +299,6 @@ def test_a_key_that_is_as_long_as_the_file_does_not_flood_the_screen(validate):
 ROOT = Path(ranktable.__file__).parent
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
-    [
-        ("import ranktable", ["click", "yaml", "json", "dataclasses"]),
-        ("from ranktable import build_table, encode_table, read_table, validate_table, write_table", ["click", "yaml"]),
-    ],
-)
-def test_importing_loads_no_more_than_needed(statement, absent):
-    code = f"{statement}; import sys; print([name for name in {absent} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
-    assert done.stdout == "[]\n"
-
-
 def test_the_module_runs_as_a_command():
     arguments = [sys.executable, "-m", "ranktable", "validate", "-"]
     done = subprocess.run(arguments, input=b"{", capture_output=True, check=False, cwd=ROOT.parent)

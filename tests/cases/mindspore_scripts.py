@@ -22,7 +22,7 @@ from mindspore import Model, Parameter, ParameterTuple, Tensor, context, mint, n
 from mindspore.common.initializer import HeNormal, Initializer, Normal, TruncatedNormal, XavierUniform, initializer
 from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
-from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint
+from mindspore.train.callback import CheckpointConfig, LossMonitor, ModelCheckpoint
 
 SCRIPTS = {}
 """Name -> script."""
@@ -74,7 +74,7 @@ class Images:
 
 
 def batches():
-    return ds.GeneratorDataset(Images(), ["image", "label"], shuffle=False).batch(4)
+    return ds.GeneratorDataset(Images(), column_names=["image", "label"], shuffle=False).batch(4)
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -101,30 +101,6 @@ def model_with_two_metrics_by_name():
     net = fixed(Net())
     model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"acc", "loss"})
     show(sorted(model.eval(batches(), dataset_sink_mode=False).items()))
-
-
-@script
-def a_callback_of_ones_own():
-    class Watch(Callback):
-        def begin(self, run_context):
-            params = run_context.original_args()
-            print("begin", params.epoch_num, params.batch_num)
-
-        def epoch_begin(self, run_context):
-            print("epoch", run_context.original_args().cur_epoch_num)
-
-        def step_end(self, run_context):
-            params = run_context.original_args()
-            print("step", params.cur_step_num, "loss", params.net_outputs)
-            if params.cur_step_num == 6:
-                run_context.request_stop()
-
-        def end(self, run_context):
-            print("end", run_context.original_args().cur_step_num)
-
-    net = fixed(Net())
-    model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
-    model.train(3, batches(), callbacks=[Watch()], dataset_sink_mode=False)
 
 
 @script
@@ -582,18 +558,6 @@ def a_pipeline_of_slices():
         show(row["x"], row["y"])
     for x, _ in data.repeat(2).create_tuple_iterator(num_epochs=1):
         print(x)
-
-
-@script
-def a_pipeline_of_objects():
-    items = [(rows(2) + index, np.array([index], np.int32)) for index in range(5)]
-    data = ds.GeneratorDataset(items, column_names=["data", "label"], shuffle=False)
-    data = data.map(operations=[lambda x: x + 1, lambda x: x.astype(np.float32)], input_columns="data")
-    data = data.batch(2, drop_remainder=True)
-    for epoch in range(2):
-        for row in data.create_dict_iterator():
-            print(epoch, row["data"], row["label"].asnumpy().reshape(-1))
-    print(tuple(next(data.create_tuple_iterator())[0].shape))
 
 
 @script

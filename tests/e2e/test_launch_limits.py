@@ -97,39 +97,20 @@ def test_worker_killed_for_its_memory_is_said_to_be(msrun, tmp_path, join_file):
     assert first["excerpt"] == ["rank 1 takes what it can get"]
 
 
-SAVES = """
-import os, signal, sys, time
-
-def save(signum, frame):
-    open(f"saved_{os.environ['RANK']}", "w").write(signal.Signals(signum).name)
-    sys.exit(0)
-
-signal.signal(signal.SIGTERM, save)
-print("training", flush=True)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1:]:
-    sys.exit(1)
-while True:
-    time.sleep(0.1)
-"""
-
-
 @pytest.mark.parametrize(("where", "limit_s"), one_fast(("--worker_num=2", 3), ("--rehearse=2x1", 8)))
 def test_workers_get_term_and_the_job_ends_with_124(msrun, tmp_path, where, limit_s):
-    (tmp_path / "train.py").write_text(SAVES)
-    ended = msrun.run(where, f"--time_limit={limit_s}", "train.py", cwd=tmp_path)
+    ended = msrun.run(where, f"--time_limit={limit_s}", WORKERS / "save_when_ended.py", "SIGTERM", cwd=tmp_path)
     assert ended.code == 124, ended.stderr
     assert f"stopped by --time_limit: the job has run for {limit_s} s" in ended.stderr
-    assert [(tmp_path / f"saved_{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
+    assert all(ended.log(rank).startswith(b"saved after SIGTERM\n") for rank in (0, 1))
 
 
 @pytest.mark.slow
 def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun, tmp_path):
-    (tmp_path / "train.py").write_text(SAVES)
-    ended = msrun.run(
-        "--worker_num=1", "--time_limit=3", "--max_restarts=3", "--restart_on=1", "train.py", "fail", cwd=tmp_path
-    )
+    words = ["--worker_num=1", "--time_limit=3", "--max_restarts=3", "--restart_on=1"]
+    ended = msrun.run(*words, WORKERS / "save_when_ended.py", "SIGTERM", "fail", cwd=tmp_path)
     assert ended.code == 124, ended.stderr
-    assert (tmp_path / "saved_0").read_text() == "SIGTERM"
+    assert ended.log(0).startswith(b"saved after SIGTERM\n")
     assert len(list(ended.log_dir.glob("worker_0.attempt_*.log"))) == 1
 
 

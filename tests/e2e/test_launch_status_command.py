@@ -56,40 +56,6 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun, msrun_her
     assert [row[3] for row in rows(ended)] == ["done", "done"]
 
 
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        (["--status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["--status", "train.py"], r"--status \S*/train.py: is a file; give the --log_dir of a job"),
-        (["--status", "."], r"--status \S*: no job has used it; give the --log_dir of a job"),
-        (["--stop", "."], r"--stop \S*: no job has used it; give the --log_dir of a job"),
-        (["--status", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
-        (["--status", ".", "--stop", "."], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
-        (["--status"], r"--status: no value after it; msrun --help"),
-        (["logs"], r"msrun logs \S*/log_output: no such directory; give the --log_dir of a job"),
-        (["status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["logs", "--rnk", "0"], r"--rnk: no such option"),
-        (["--watch"], "--watch: shows a job that was started before; give its --status LOG_DIR, too"),
-        (["--json", "train.py"], "--json: shows a job that was started before; give its --status LOG_DIR, too"),
-        (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
-        (["--status", ".", "--watch=never"], "--watch: 'never': give a number of seconds, 0.1 to 86400"),
-        (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
-        (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["trace", "nowhere"], r"msrun trace \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["trace", "train.py"], r"msrun trace \S*/train.py: is a file; give the --log_dir of a job"),
-        (["trace", "."], r"msrun trace \S*: no job has used it; give the --log_dir of a job"),
-        (["trace"], "Missing argument 'LOG_DIR'; see msrun trace --help"),
-    ],
-)
-def test_wrong_words_are_refused(msrun_here, tmp_path, words, pattern):
-    (tmp_path / "train.py").touch()
-    finished = msrun_here(*words, cwd=tmp_path)
-    assert finished.code == 2
-    assert len(finished.stderr.splitlines()) == 1
-    assert re.match(f"msrun: error: {pattern}", finished.stderr)
-    assert os.listdir(tmp_path) == ["train.py"]
-
-
 @pytest.mark.slow
 def test_status_costs_little(msrun, tmp_path):
     """Neither torch nor numpy nor the model of rank tables nor, without a terminal, rich."""

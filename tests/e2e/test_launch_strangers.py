@@ -112,13 +112,3 @@ def test_failure_is_named_on_every_host_and_passwords_stay_with_msrun(hosts, tmp
         assert len(re.findall(r"ca_cert_path \S+: CN=test CA expires on \S+, in 29 days", ended.stderr)) == 1
     for path in (tmp_path / "log_output").rglob("*.*"):
         assert path.is_dir() or not any(password.encode() in path.read_bytes() for password in PASSWORDS.values())
-
-
-def test_wrong_file_ends_msrun_before_anything_starts(msrun, tmp_path):
-    (tmp_path / "tls.json").write_text('{"client_cert_path": "a", "ca_cert_path": "b"}')
-    words = (*TWO, "--master_addr=192.0.2.1", WORKERS / "wait.py")
-    ended = msrun.run("--tls_config=tls.json", *words, cwd=tmp_path)
-    assert ended.code == 2
-    assert ended.errors[0].startswith("msrun: error: --tls_config tls.json: ca_cert_path /")
-    assert "/b: cannot be read (No such file or directory)" in ended.errors[0]
-    assert not (tmp_path / "log_output").exists()

@@ -78,6 +78,10 @@ WRONG = {
         ["--token_file=plain", "train.py"],
         r"--token_file plain: others may read it \(mode 0644\); chmod 600",
     ),
+    "TLS file": (
+        ["--tls_config=tls.json", "--worker_num=2", "--local_worker_num=1", "--master_addr=192.0.2.1", "train.py"],
+        r"--tls_config tls\.json: ca_cert_path .*/b: cannot be read \(No such file or directory\)",
+    ),
     "env name": (["--env=1X=2", "train.py"], r"--env '1X': not a variable name"),
     "env rank": (["--env=RANK=3", "train.py"], r"--env RANK: msrun sets it"),
     "env not set here": (["--env=NOT_SET_HERE", "train.py"], r"--env NOT_SET_HERE: not set here"),
@@ -137,6 +141,38 @@ WRONG = {
     "line break in a name": (["a\nb.py"], r"a\\nb\.py: no such file"),
     "words of the script are not ours": (["no.py", "--debug"], r"no\.py: no such file"),
 }
+GIVE_JOB = "give the --log_dir of a job"
+ONE_OF_THREE = "--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"
+STARTED_BEFORE = "shows a job that was started before; give its --status LOG_DIR, too"
+OF_COMMANDS = {
+    # of what looks at a job that was started before
+    "status of nothing": (["--status", "nowhere"], rf"--status \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "status of a file": (["--status", "train.py"], rf"--status \S*/train.py: is a file; {GIVE_JOB}"),
+    "status of no job": (["--status", "."], rf"--status \S*: no job has used it; {GIVE_JOB}"),
+    "stop of no job": (["--stop", "."], rf"--stop \S*: no job has used it; {GIVE_JOB}"),
+    "status of a script": (["--status", ".", "train.py"], ONE_OF_THREE),
+    "status and stop": (["--status", ".", "--stop", "."], ONE_OF_THREE),
+    "status without a value": (["--status"], r"--status: no value after it; msrun --help"),
+    "logs of nothing": (["logs"], rf"msrun logs \S*/log_output: no such directory; {GIVE_JOB}"),
+    "words of status": (["status", "nowhere"], rf"--status \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "rank of logs": (["logs", "--rnk", "0"], r"--rnk: no such option"),
+    "watch of nothing": (["--watch"], f"--watch: {STARTED_BEFORE}"),
+    "JSON of a script": (["--json", "train.py"], f"--json: {STARTED_BEFORE}"),
+    "JSON of nothing": (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
+    "watch without end": (
+        ["--status", ".", "--watch=never"],
+        "--watch: 'never': give a number of seconds, 0.1 to 86400",
+    ),
+    "watch in no time": (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
+    "watched status of nothing": (
+        ["--status", "nowhere", "--watch"],
+        rf"--status \S*/nowhere: no such directory; {GIVE_JOB}",
+    ),
+    "trace of nothing": (["trace", "nowhere"], rf"msrun trace \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "trace of a file": (["trace", "train.py"], rf"msrun trace \S*/train.py: is a file; {GIVE_JOB}"),
+    "trace of no job": (["trace", "."], rf"msrun trace \S*: no job has used it; {GIVE_JOB}"),
+    "trace without a value": (["trace"], "Missing argument 'LOG_DIR'; see msrun trace --help"),
+}
 
 
 @pytest.fixture
@@ -146,6 +182,7 @@ def cwd(tmp_path):
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     (tmp_path / "plain").chmod(0o644)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "tls.json").write_text('{"client_cert_path": "a", "ca_cert_path": "b"}')
     (tmp_path / "bad.env").write_text("A=1\nno sign\n")
     (tmp_path / "binary").write_bytes(b"A=\xff\n")
     two, one = (encode_table(build_table([("127.0.0.1", count)])) for count in (2, 1))
@@ -158,15 +195,16 @@ def listing(folder):
     return sorted(os.listdir(folder))
 
 
-DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
+DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "TLS file", "dry run", "option without its value"}
 """What only an attempt can show, and what takes away the option itself."""
-REFUSALS = [("run", name) for name in WRONG] + [("dry run", name) for name in WRONG if name not in DRY_RUN_EXCEPTIONS]
-FAST = [f"run/{name}" for name in WRONG] + [f"dry run/{name}" for name in ("missing script", "env rank", "devices")]
+REFUSALS = [("run", name) for name in (*WRONG, *OF_COMMANDS)]
+DRY_RUNS = [("dry run", name) for name in WRONG if name not in DRY_RUN_EXCEPTIONS]
+FAST = [f"run/{name}" for _, name in REFUSALS] + ["dry run/missing script", "dry run/env rank", "dry run/devices"]
 
 
-@pytest.mark.parametrize(("how", "name"), slow_but(FAST, REFUSALS))
+@pytest.mark.parametrize(("how", "name"), slow_but(FAST, REFUSALS + DRY_RUNS))
 def test_wrong_input_is_refused_in_one_line(msrun_here, cwd, how, name):
-    arguments, pattern = WRONG[name]
+    arguments, pattern = {**WRONG, **OF_COMMANDS}[name]
     before = listing(cwd)
     finished = msrun_here(*(["--dry_run"] if how == "dry run" else []), *arguments, cwd=cwd)
     assert finished.code == 2, finished.stderr

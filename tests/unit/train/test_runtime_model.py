@@ -385,6 +385,9 @@ def test_callbacks_in_mindspores_older_words_are_called_and_may_end_the_training
         def begin(self, run_context):
             told.append("begin")
 
+        def epoch_begin(self, run_context):
+            told.append(("epoch", run_context.original_args().cur_epoch_num, run_context.original_args().epoch_num))
+
         def step_end(self, run_context):
             args = run_context.original_args()
             assert args.net_outputs.item() > 0
@@ -399,7 +402,7 @@ def test_callbacks_in_mindspores_older_words_are_called_and_may_end_the_training
             told.append(run_context.get_stop_requested())
 
     model().train(2, data(3), Old())
-    assert told == ["begin", (1, 3, 1), (1, 3, 2), "epoch end", True]
+    assert told == ["begin", ("epoch", 1, 2), (1, 3, 1), (1, 3, 2), "epoch end", True]
 
 
 def test_time_monitor_prints_how_long_an_epoch_took(capsys):

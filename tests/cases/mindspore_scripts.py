@@ -422,22 +422,6 @@ def initial_values():
 
 
 @script
-def the_surface_of_tensors():
-    x = Tensor(rows(2, 3))
-    print(x, tuple(x.shape), x.ndim, x.itemsize, x.nbytes, len(x))
-    print(x.asnumpy().dtype, x.astype(ms.int32).asnumpy().tolist(), tuple(x.T.shape), x.sum(), x.mean(0))
-    x[0, 1] = 5
-    x[1] = Tensor([1.0, 2.0, 3.0])
-    x[:, 2] += 1
-    print(x)
-    print((x > 1).asnumpy(), x[x > 1], x[Tensor([1, 0])], x[..., -1], x[None].ndim)
-    print(Tensor(3.0).asnumpy().item(), float(Tensor(2.5)), int(Tensor(7)), bool(Tensor(True)), Tensor([1, 2]).tolist())
-    a, b = x
-    print(a, b, [int(one) for one in Tensor([3, 4])])
-    print(x.reshape(3, 2), x.view(-1), x.expand_dims(0).ndim, x.swapaxes(0, 1), x.repeat_interleave(2, 0))
-
-
-@script
 def the_surface_of_parameters():
     p = Parameter(Tensor(rows(2, 2)), name="table", requires_grad=True)
     print(p.name, tuple(p.shape), p.requires_grad, p.asnumpy()[0, 0])
@@ -545,19 +529,6 @@ def scattered_updates():
 
 
 # -- data and the rest ----------------------------------------------------------------------------------------------------
-
-
-@script
-def a_pipeline_of_slices():
-    data = ds.NumpySlicesDataset(
-        {"x": np.arange(6, dtype=np.float32), "y": np.arange(6, dtype=np.int32)}, shuffle=False
-    )
-    data = data.map(lambda x: x * 2, input_columns=["x"]).batch(4, drop_remainder=False)
-    print(data.get_dataset_size(), data.get_col_names(), data.get_batch_size())
-    for row in data.create_dict_iterator(output_numpy=True):
-        show(row["x"], row["y"])
-    for x, _ in data.repeat(2).create_tuple_iterator(num_epochs=1):
-        print(x)
 
 
 @script

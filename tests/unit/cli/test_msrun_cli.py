@@ -1,9 +1,12 @@
 """The words of the command line: which are msrun's own, and how they are spelled."""
 
+import contextlib
+import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+from unittest import mock
 
 import click
 import pytest
@@ -12,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_runner import REPOSITORY
 
+from launch_templates.cli import main as launch_template
 from msrun.cli import command, main
 from msrun.cli.options import GROUPS, MOST_USED, OPTIONS
 from msrun.cli.words import normalise
 from msrun.errors import near_miss
+from ranktable.cli import main as ranktable
 
 
 @pytest.mark.parametrize(
@@ -102,6 +107,15 @@ def test_colours_are_shown_on_a_terminal_only(capsys, monkeypatch, is_terminal, 
     with pytest.raises(SystemExit):
         main(["--help"])
     assert ("\x1b[" in capsys.readouterr().out) == is_shown
+
+
+@pytest.mark.parametrize(("command_name", "run"), [("ranktable", ranktable), ("launch-template", launch_template)])
+def test_version_without_an_installation_is_said_to_be_unknown(capsys, monkeypatch, command_name, run):
+    monkeypatch.setattr(importlib.metadata, "version", mock.Mock(side_effect=importlib.metadata.PackageNotFoundError))
+    with contextlib.suppress(SystemExit):
+        assert run(["--version"]) == 0
+    said = f"{command_name}, version unknown: msrun is not installed, only on Python's path\n"
+    assert capsys.readouterr() == (said, "")
 
 
 def complete(*words):

@@ -1,6 +1,5 @@
 """The command: what generate and validate write, print and say, with which exit status; and what it loads."""
 
-import importlib.metadata
 import io
 import json
 import subprocess
@@ -140,15 +139,6 @@ def test_help_is_printed(run):
     for command in ([], ["generate"], ["validate"], ["show"]):
         status, out, err = run(*command, "--help")
         assert (status, err) == (0, "") and "Usage: ranktable" in out
-
-
-def test_version_without_an_installation_is_said_to_be_unknown(run, monkeypatch):
-    def not_installed(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    status, out, err = run("--version")
-    assert (status, out, err) == (0, "ranktable, version unknown: msrun is not installed, only on Python's path\n", "")
 
 
 @pytest.fixture

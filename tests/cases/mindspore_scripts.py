@@ -130,27 +130,6 @@ def save_and_load_a_checkpoint():
 
 
 @script
-def train_one_step_cell_of_ones_own():
-    class Step(nn.Cell):
-        def __init__(self, network, optimizer):
-            super().__init__(auto_prefix=False)
-            self.network, self.optimizer = network, optimizer
-            self.weights = optimizer.parameters
-            self.grad = ops.GradOperation(get_by_list=True)
-
-        def construct(self, *inputs):
-            loss = self.network(*inputs)
-            grads = self.grad(self.network, self.weights)(*inputs)
-            grads = ops.clip_by_global_norm(grads, 1.0)
-            return ops.depend(loss, self.optimizer(grads))
-
-    net = fixed(Net())
-    step = Step(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.Adam(net.trainable_params(), 0.01))
-    for row in batches().create_dict_iterator():
-        show(step(row["image"], row["label"]))
-
-
-@script
 def a_loss_of_each_row():
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True)
     net = fixed(Net())

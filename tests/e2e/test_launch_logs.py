@@ -1,4 +1,4 @@
-"""The log directory and the console: all that workers write, the record of the job, how lines are shown, how much stays."""
+"""The log directory and the console: all that workers write, the record of the job, how it is shown, how much stays."""
 
 import json
 import os

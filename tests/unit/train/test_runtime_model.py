@@ -166,21 +166,16 @@ class Losses(Callback):
         self.losses.append(context.loss)
 
 
-def test_sink_mode_tells_callbacks_once_an_epoch_and_trains_the_same():
-    step_by_step, sunk = Losses(), Losses()
-    model().train(2, data(3), step_by_step)
-    trained = model()
-    trained.train(2, data(3), sunk, dataset_sink_mode=True)
-    assert sunk.seen == [(1, 3, 3), (2, 3, 6)]
-    assert sunk.losses == [step_by_step.losses[2], step_by_step.losses[5]]
-
-
-def test_sink_size_is_the_length_of_an_epoch_and_the_data_goes_round():
+@pytest.mark.parametrize(
+    ("epochs", "words", "seen"),
+    [(2, {}, [(1, 3, 3), (2, 3, 6)]), (4, {"sink_size": 2}, [(1, 2, 2), (2, 2, 4), (3, 2, 6), (4, 2, 8)])],
+)
+def test_sink_mode_tells_callbacks_once_an_epoch_of_the_asked_length_and_trains_the_same(epochs, words, seen):
     step_by_step, sunk = Losses(), Losses()
     model().train(3, data(3), step_by_step)
-    model().train(4, data(3), sunk, dataset_sink_mode=True, sink_size=2)
-    assert sunk.seen == [(1, 2, 2), (2, 2, 4), (3, 2, 6), (4, 2, 8)]
-    assert sunk.losses == [step_by_step.losses[index] for index in (1, 3, 5, 7)]
+    model().train(epochs, data(3), sunk, dataset_sink_mode=True, **words)
+    assert sunk.seen == seen
+    assert sunk.losses == [step_by_step.losses[step - 1] for *_, step in seen]
 
 
 def test_data_of_dicts_and_networks_that_return_their_loss_first_train():

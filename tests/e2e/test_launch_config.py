@@ -113,51 +113,6 @@ def test_every_switch_can_be_taken_back(msrun_here, cwd):
     assert msrun_here("--debug=False", "no.py", cwd=cwd, env={"MSRUN_DEBUG": "1"}).code == 2
 
 
-FILES = {
-    # name: (content, pattern that the line has to match after the name of the file)
-    "near miss": (b"grace: 1\nworker_nmu: 4\n", r", line 2: worker_nmu: .*did you mean worker_num\?"),
-    "no number": (b"worker_num: four\n", r", line 1: worker_num: 'four': give a number, auto, gpu or cpu"),
-    "choice": (b"start_method: spawn\n", r", line 1: start_method: 'spawn' is not one of"),
-    "not UTF-8": (b"log_dir: caf\xe9\n", r": cannot be read \(not UTF-8 text\)"),
-    "too large": (b"# " + b"x" * 1_000_000, r": cannot be read .more than 1000000 bytes"),
-    "args alone": (b"args: [a]\n", r", line 1: args: there is no script"),
-    "version": (b"version: 2\n", r", line 1: version 2: this msrun reads version 1"),
-    "range": (b"grace: -1\n", r"--grace -1: must be 0 or more .*\(grace is set by wrong\.yaml\)"),
-    "reserved": (b"env: {RANK: 3}\n", r"--env RANK: msrun sets it .*\(env is set by wrong\.yaml\)"),
-    "script": (b"script: trian.py\n", r"trian\.py: no such file in .*did you mean train\.py\?"),
-}
-WORDS = {
-    # name: (words, environment, pattern that the line has to match)
-    "device": (["--config=/dev/zero"], {}, r"--config /dev/zero: cannot be read .more than 1000000 bytes"),
-    "directory": (["--config=."], {}, r"--config \.: cannot be read \(Is a directory\)"),
-    "no file": (["--config=no.yaml"], {}, r"--config no\.yaml: cannot be read \(No such file"),
-    "variable": ([], {"MSRUN_GRACE": "abc"}, r"MSRUN_GRACE=abc: 'abc' is not a valid float"),
-    "variable truth": ([], {"MSRUN_QUIET": "perhaps"}, r"MSRUN_QUIET=perhaps: 'perhaps': give True or False"),
-    "variable quotes": ([], {"MSRUN_ENV": f"API_KEY='{SECRET}"}, r"MSRUN_ENV: a quote in it does not close"),
-    "variable misspelled": ([], {"MSRUN_WORKER_NMU": "2"}, r"MSRUN_WORKER_NMU: .*did you mean MSRUN_WORKER_NUM\?"),
-    "check and dry run": (["--check", "--dry_run"], {}, r"--check and --dry_run: give one of the two"),
-}
-
-
-@pytest.mark.parametrize("name", [*FILES, *WORDS])
-def test_wrong_settings_are_refused_in_one_line(msrun_here, cwd, name):
-    if name in FILES:
-        content, pattern = FILES[name]
-        (cwd / "wrong.yaml").write_bytes(content)
-        words, env = ["--config=wrong.yaml"], {}
-        pattern = rf"--config wrong\.yaml{pattern}" if pattern[0] in ",:" else pattern
-    else:
-        words, env, pattern = WORDS[name]
-    before = sorted(cwd.iterdir())
-    script = [] if name in ("script", "args alone") else ["train.py"]
-    finished = msrun_here(*words, *script, cwd=cwd, env=env)
-    assert finished.code == 2, finished.stderr
-    assert finished.stderr.startswith("msrun: error: ") and finished.stderr.count("\n") == 1
-    assert re.search(pattern, finished.stderr), finished.stderr
-    assert SECRET not in finished.stderr
-    assert sorted(cwd.iterdir()) == before
-
-
 @pytest.mark.parametrize("start_method", one_fast("fork", "exec"))
 def test_secrets_reach_the_worker_and_nothing_that_msrun_writes(msrun, msrun_here, cwd, start_method):
     (cwd / "secret.py").write_text(

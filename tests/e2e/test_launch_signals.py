@@ -16,7 +16,7 @@ def start_waiting(msrun, cwd, *words, **settings):
 
 @pytest.mark.slow
 def test_worker_that_ignores_term_is_killed_after_the_grace(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "wait.py", "ignore-term")
+    job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "chaos.py", "stubborn", "alone")
     job.send(signal.SIGTERM)
     finished = job.finish()
     assert finished.code == 143

@@ -165,7 +165,6 @@ class OwnProcesses:
     def forget(self) -> None:
         """All of them are gone; others will be started in their place."""
         self._pids.clear()
-        self._stopped_since.clear()
 
     def started(self, process_id: int, pid: int, tell: Callable[..., None]) -> None:
         index = server_index(process_id)

@@ -118,7 +118,7 @@ class Supervisor:
         """How the last attempt failed, as the coordinator has it; None when it did not fail, or nobody could say."""
         self._own = OwnProcesses(plan, home)
         self.goes_on = False  # the job goes on after this part of it, on other hosts: the fork server is kept for that
-        self._restart_delay_s, self._fresh_store_of = 0.0, 0
+        self._fresh_store_of = 0
         self._survivors: tuple[int, ...] = ()
         self._start_method = ""
         self.is_over = False
@@ -375,8 +375,10 @@ class Supervisor:
                 self._fail(ClusterError(f"{reason}, on {self._host.name}"))
             case {"type": "swept", "survivors": survivors}:
                 self._timers.cancel("sweep")
-                if not self.is_over and not attempt.has_failed and self._leave_attempt(survivors):
-                    self._await_store()
+                if not self.is_over and not attempt.has_failed:
+                    self._leave_attempt(survivors)
+                    if not attempt.has_failed:
+                        self._await_store()
             case {"type": "finished", "survivors": survivors}:
                 self._survivors = tuple(survivors)
                 self._server_is = ServerState.RESTS if self.goes_on else ServerState.GONE
@@ -625,11 +627,12 @@ class Supervisor:
         self._server, self._scheduler = server, scheduler
         self._own.forget()
         self._server_is = ServerState.FRESH
-        if self._leave_attempt(self._survivors):
+        self._leave_attempt(self._survivors)
+        if not self._attempt.has_failed:
             self._prepare()
 
-    def _leave_attempt(self, survivors: Collection[int]) -> bool:
-        """Put away what the last attempt has left; False when that fails, and with it this attempt."""
+    def _leave_attempt(self, survivors: Collection[int]) -> None:
+        """Put away what the last attempt has left; when that fails, this attempt does."""
         past, number, delay_s = self._past[-1], self._attempt.number, self._restart_delay_s
         try:
             self._check_again(survivors)
@@ -639,10 +642,9 @@ class Supervisor:
             keep_logs(self._host.log_paths, number - 1)
         except MsrunError as error:
             self._fail(ClusterError(f"cannot start again: {error}"))
-            return False
-        self._watch.reset()
-        self._timers.after("restart", delay_s, self._restart)
-        return True
+        else:
+            self._watch.reset()
+            self._timers.after("restart", delay_s, self._restart)
 
     def _await_store(self) -> None:
         silent = OwnProcessLost(f"cannot start again: the scheduler has not answered for {STORE_OVERDUE_S:g} s")

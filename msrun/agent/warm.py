@@ -413,13 +413,12 @@ def main() -> Main:
     os.setsid()
     name_process("msrun: warm server")
     adopt_orphans()
-    listener = socket.socket(fileno=listener_fd)
     if not import_all(imports):
         _importing(path).unlink(missing_ok=True)
         sys.exit(1)
     os.chdir("/")
     _importing(path).rename(path)
-    become = WarmServer(listener, path, idle_s, imports).serve()
+    become = WarmServer(socket.socket(fileno=listener_fd), path, idle_s, imports).serve()
     if become is None:
         os._exit(0)
     return become()

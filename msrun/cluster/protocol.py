@@ -223,7 +223,7 @@ def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, form in MOMENTS[kind].items():
         try:
-            found[name] = msgspec.convert(value.get(name), form, str_keys=True)
+            found[name] = msgspec.convert(value.get(name), form)
         except msgspec.ValidationError as error:
             raise ValueError(f"{kind}: {name}: {error}") from None
     return found

@@ -115,7 +115,7 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
     not preloaded, and the record must not wait for it, nor be lost when the job is over sooner."""
     channel = Channel(socket.socket(fileno=channel_fd))
     record = Record(sys.stdout)
-    host = StoreHost(socket.socket(fileno=listener_fd), record, STORE_BYTES)
+    host = StoreHost(socket.socket(fileno=listener_fd), record)
     job: Message = {}
     while not channel.is_closed:
         for message in channel.receive():
@@ -132,20 +132,20 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
             elif kind == "restarting":
                 host.renew()
                 channel.send({"type": "store_ready", "attempt": message["attempt"]})
-    channel.close()
     record.write("agent has gone: scheduler ends")
     return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 
 
-STORE_BYTES = 1 << 30  # for what workers, and strangers, put into it: a rank needs a few kilobytes
+STORE_BYTES = 1 << 30
+"""Of memory for what workers, and strangers, put into it, beside what the process has when the store begins: a rank
+needs a few kilobytes."""
 
 
 class StoreHost:
     """Hosts the store for the rest of this process's life; without it the scheduler is of no use and ends."""
 
-    def __init__(self, listener: socket.socket, record: Record, max_bytes: int = 0) -> None:
-        """`max_bytes`: of memory, beside what the process has when the store begins; 0 = no limit."""
-        self._listener, self._record, self._max_bytes = listener, record, max_bytes
+    def __init__(self, listener: socket.socket, record: Record) -> None:
+        self._listener, self._record = listener, record
         self._lock = threading.Lock()
         self._store: TCPStore | None = None
         self.is_wanted_late = False  # wait for somebody to connect: of a script without torch hardly anybody
@@ -157,8 +157,7 @@ class StoreHost:
             await_input(self._listener)
         import torch.distributed  # noqa: F401 - the long part, outside the lock
 
-        if self._max_bytes:
-            limit_memory(self._max_bytes)
+        limit_memory(STORE_BYTES)
         with self._lock:
             self._store = self._serve()
         self._record.write(f"scheduler pid {os.getpid()}: store listens on {address}:{port}")

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -60,9 +61,6 @@ _VERDICTS = {
             "is not for server_name {name}; make one with it as subjectAltName, or correct server_name",
         ),
     ),
-    66: ("", WEAK["EE_KEY_TOO_SMALL"]),
-    67: ("", WEAK["CA_KEY_TOO_SMALL"]),
-    68: ("", WEAK["CA_MD_TOO_WEAK"]),
     79: ("", _NO_CA),
 }
 """What we say of the other side's certificate, and of our own before the other side sees it, by OpenSSL's verification
@@ -222,7 +220,7 @@ def _day(moment: float) -> str:
 
 def _warn(known: Iterable[tuple[str, _Certificate]], warning_days: int) -> Iterable[str]:
     for place, certificate in known:
-        days = int((_end(certificate) - time.time()) // 86400)
+        days = timedelta(seconds=_end(certificate) - time.time()).days
         if days < warning_days:
             name, day = _subject(certificate), _day(_end(certificate))
             yield f"{place}: {name} expires on {day}, in {days} days; have it renewed"

@@ -18,7 +18,7 @@ from ranktable.problem import Problem, Severity
 from ranktable.profile import CHIPS, Profile
 from ranktable.rules import citations
 
-EVERYWHERE = frozenset({"R1", "R2", "R3", "R4", "R5", "R31", "R32", *(f"L{number}" for number in range(1, 8))})
+EVERYWHERE = frozenset(["R1", "R2", "R3", "R4", "R5", "R31", "R32", "L1", "L2", "L3", "L4", "L5", "L6", "L7"])
 """Rules of every dialect."""
 _MODULES = ("identity", "network", "ascend")
 

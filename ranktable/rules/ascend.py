@@ -43,9 +43,9 @@ def check_910a(table: RankTable, profile: Profile) -> Iterator[Problem]:
     if severity is None:
         return
     counts = Counter(len(server.devices) for server in table.servers)
-    usual = max(counts, key=lambda count: (counts[count], count), default=0)
+    usual = max(counts, key=lambda count: (counts[count], count), default=None)
     is_alone = len(table.servers) < 2
-    allowed = (1, 2, 4, 8) if is_alone else (8,)
+    allowed = (1, 2, 4) if is_alone else ()
     wanted = "1, 2, 4 or 8 devices" if is_alone else "8 devices on each of several servers"
     for server in table.servers:
         count, ids = len(server.devices), {device.device_id for device in server.devices} - {-1}

@@ -98,7 +98,6 @@ register(
     Rule(
         "R15",
         "all device addresses are of one family and equal in number, and so are all host addresses",
-        is_whole=True,
         sources=_CONCISE,
     )
 )

@@ -132,20 +132,6 @@ def test_others_run_to_their_end_after_a_failure(msrun, keeps_going, where):
     assert states.pop(other).startswith("failed") and states == {0: "done", 3: "done"}
 
 
-@pytest.mark.slow
-def test_the_job_starts_again_when_all_have_ended(msrun, keeps_going):
-    (keeps_going / "train.py").write_text(
-        "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\n"
-        "sys.exit(5 if attempt + os.environ['RANK'] == '01' else 0)\n"
-    )
-    ended = msrun.run(
-        "--worker_num=2", "--keep_going", "--max_restarts=1", "--restart_on=5", "train.py", cwd=keeps_going
-    )
-    assert ended.code == 0, ended.stderr
-    assert ended.log(0) == b"attempt 1\n"
-    assert (ended.log_dir / "worker_0.attempt_0.log").read_bytes() == b"attempt 0\n"
-
-
 # -- workers whose program is over and whose process goes on: said, named, not waited for without an end -----
 
 WAITS = {"thread": r"thread uploader at linger\.py:\d+ in upload", "atexit": r"linger\.py:\d+ in upload"}
@@ -160,12 +146,3 @@ def test_it_is_said_what_a_rank_waits_for_and_it_may_take_its_time(msrun, tmp_pa
     ended = job.finish()
     assert ended.code == status, ended.stderr
     assert (tmp_path / "uploaded").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", WAITS)
-def test_one_that_does_nothing_is_ended_after_the_limit_and_named(msrun, tmp_path, how):
-    job = msrun.run("--worker_num=2", "--exit_time_out=8", WORKERS / "linger.py", "1", how, cwd=tmp_path)
-    assert job.code == 124, job.stderr
-    assert re.search(rf"rank 1 .*waits for {WAITS[how]}", job.errors[0]), job.errors
-    assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]

@@ -196,17 +196,6 @@ def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun
     assert [entry["collective_seq_id"] for entry in newest] == [begun + 1, begun, begun + 1]
 
 
-@pytest.mark.slow
-def test_rank_that_never_joins_is_named_with_its_last_words(msrun, tmp_path):
-    finished = run_stuck(msrun, tmp_path, "absent", "--cluster_time_out=15")
-    assert finished.code == 124, finished.stderr
-    (line,) = finished.errors
-    assert line.startswith("msrun: error: --cluster_time_out 15: 1 of 2 workers have not joined the world")
-    assert line.endswith("rank 1; came: rank 0")
-    assert "loading the data" in finished.stderr
-    assert re.search(r"rank 0 stopped by msrun \(.*waits (in|for) .* for \d+\.\d s\)", finished.stderr)
-
-
 EARLY = r"rank 1 (exited early \(code 0\)|left the job early)"
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
@@ -77,20 +76,6 @@ def test_slip_in_what_runs_the_job_ends_it(msrun, tmp_path, hosts, module, funct
 
 
 # -- a process of its own that is lost or stopped while the job runs --------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", one_fast("fork server", "scheduler"))
-def test_stopped_process_of_its_own_ends_the_job_and_is_named(msrun, tmp_path, role):
-    options = ("--worker_num=2", "--heartbeat_time_out=2", WORKERS / "wait.py")
-    job = msrun.start(*options, cwd=tmp_path).wait_for_workers(2)
-    sign = {"fork server": "fork_server import main"}.get(role, f"msrun: {role}").encode()
-    (pid,) = [pid for pid in msrun.processes() if sign in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(pid, signal.SIGSTOP)
-    ended = job.finish()
-    assert ended.code == 3
-    assert f"the {role} (pid {pid}) has been stopped by a signal for " in ended.errors[0]
-    msrun.prove_nothing_left()
 
 
 def own_process(job, lost, host=0):

@@ -131,22 +131,6 @@ RULE = "every rank has to call init() or init_process_group(), or none"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "late_s"), [("runtime", "0"), ("plain", "1"), ("late_import", "0")])
-def test_rank_that_ends_well_before_it_joins_is_named(msrun, tmp_path, how, late_s):
-    job = msrun.run("--worker_num=2", WORKERS / "absent.py", "1", how, late_s, cwd=tmp_path)
-    assert job.code == 3, job.stderr
-    assert f"rank 1 ended with exit code 0 without joining the world, and rank 0 needs it: {RULE}" in job.errors[0]
-    assert [worker["global_rank"] for worker in job.read_json("failure.json")["lagging"]] == [1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", one_fast("nothing", "smaller"))
-def test_rank_that_nobody_needs_may_end_when_it_likes(msrun, tmp_path, how):
-    job = msrun.run("--worker_num=3", WORKERS / "absent.py", "1", how, "1", cwd=tmp_path)
-    assert job.code == 0, job.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("absent", "how", "code"), [("0", "runtime", 3), ("3", "plain", 3), ("0", "nothing", 0)])
 def test_rank_of_another_host_is_named_on_all_hosts(hosts, absent, how, code):
     for ended in hosts.run_all([2, 2], WORKERS / "absent.py", absent, how):

@@ -1,6 +1,5 @@
 """Signals to the launcher: those that end the job, those that are passed on, and the pause of Ctrl-Z."""
 
-import os
 import signal
 import time
 
@@ -12,21 +11,6 @@ from job_runner import WORKERS, state_of, wait_until
 def start_waiting(msrun, cwd, *words, **settings):
     """Start two workers and wait until both are there."""
     return msrun.start("--worker_num=2", *words, cwd=cwd, **settings).wait_for_workers(2)
-
-
-@pytest.mark.slow
-def test_worker_that_ignores_term_is_killed_after_the_grace(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path, "--grace=0.3", WORKERS / "chaos.py", "stubborn", "alone")
-    job.send(signal.SIGTERM)
-    finished = job.finish()
-    assert finished.code == 143
-    ends = [event for event in finished.events if event["event"] == "exited"]
-    assert {event["how"] for event in ends} == {"signal SIGKILL"}
-    assert "msrun: ranks 0-1 killed: --grace 0.3 s was over; give more" in finished.stderr
-    states = {other["state"] for other in finished.read_json("failure.json")["others"]}
-    assert states == {"stopped by msrun (killed: --grace 0.3 s was over)"}
-    stopping = next(event["job_s"] for event in finished.events if event["event"] == "stopping")
-    assert all(event["job_s"] - stopping >= 0.3 for event in ends)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +29,6 @@ def test_signal_stops_the_job_and_gives_its_status_after_the_last_work_of_the_wo
     assert failure["reason"] == f"stopped by {name}"
     assert {other["state"] for other in failure["others"]} == {"done"}
     msrun.prove_nothing_left(deadline_s=0)
-
-
-@pytest.mark.slow
-def test_hangup_is_ignored_under_nohup(msrun, tmp_path):
-    job = start_waiting(msrun, tmp_path, WORKERS / "chaos.py", "plain", "alone", prefix=["nohup"])
-    os.killpg(job.pid, signal.SIGHUP)
-    (tmp_path / "go").touch()
-    finished = job.finish()
-    assert (finished.code, finished.errors) == (0, []), finished.stderr
 
 
 # -- those that are passed on -----------------------------------------------------------------------------------------
@@ -115,15 +90,6 @@ def test_a_paused_job_stands_still_and_goes_on_later(msrun, tmp_path):
     job = msrun.start("--worker_num=2", "--hang_time_out=1", WORKERS / "grow.py", cwd=tmp_path)
     pause(job, tmp_path, still_s=1.5)
     go_on(tmp_path, job)
-
-
-@pytest.mark.slow
-def test_a_paused_job_that_is_told_to_end_does_when_it_goes_on(msrun, tmp_path):
-    job = msrun.start("--worker_num=2", WORKERS / "grow.py", cwd=tmp_path)
-    pause(job, tmp_path, still_s=0.3)
-    job.send(signal.SIGTERM)
-    job.send(signal.SIGCONT)
-    assert job.finish().code == 143
 
 
 @pytest.mark.slow

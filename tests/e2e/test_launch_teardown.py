@@ -114,14 +114,6 @@ def test_end_in_each_phase_of_the_start_starts_nobody_more_and_leaves_nothing(ms
 
 
 @pytest.mark.slow
-def test_start_that_is_stuck_between_two_workers_does_not_keep_the_job_alive(msrun, tmp_path):
-    start = HeldStart(msrun, tmp_path, "workers", "--grace=0")
-    start.job.send(signal.SIGTERM)
-    assert start.job.finish().code == 143
-    assert start.started() == ["started_0"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("code", one_fast(7, 0))
 def test_signal_when_all_is_over_does_not_change_the_exit_status(msrun, tmp_path, code):
     """msrun is held while its interpreter ends: the job is over, its end has been told."""

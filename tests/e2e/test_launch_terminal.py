@@ -279,12 +279,6 @@ import hashlib, os, sys
 data = sys.stdin.buffer.read()
 print(os.environ["RANK"], len(data), hashlib.sha256(data).hexdigest())
 """
-FAILING_ONCE = """
-import os, sys
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("got", input(f"attempt {attempt}? "), flush=True)
-sys.exit(0 if attempt == "1" else 5)
-"""
 NOTICE = "msrun: standard input is not read: --interactive gives it to rank 0"
 
 
@@ -364,18 +358,6 @@ def test_nobody_is_impatient_with_a_user(on_terminal):
     terminal.type(b"late\n")
     assert terminal.finish() == 0
     assert b"got late" in terminal.text
-
-
-@pytest.mark.slow
-def test_a_rank_that_starts_again_has_a_terminal_again(on_terminal, tmp_path):
-    terminal = on_terminal(FAILING_ONCE, "--worker_num=1", "--interactive", "--max_restarts=1")
-    terminal.read_until(b"attempt 0? ")
-    terminal.type(b"one\n")
-    terminal.read_until(b"attempt 1? ")
-    terminal.type(b"two\n")
-    assert terminal.finish() == 0
-    assert b"got one" in (tmp_path / "log_output" / "latest" / "worker_0.attempt_0.log").read_bytes()
-    assert b"got two" in (tmp_path / "log_output" / "worker_0.log").read_bytes()
 
 
 @pytest.mark.parametrize("kind", one_fast("pipe", "file"))

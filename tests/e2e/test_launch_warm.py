@@ -101,19 +101,6 @@ def start_waiting(warm):
 
 
 @pytest.mark.slow
-def test_changed_file_makes_the_server_stale(warm):
-    assert warm.said()["value"] == 1
-    [server] = warm.servers()
-    warm.library.write_text("VALUE = 23\n")
-    assert warm.said()["value"] == 23
-    wait_until(lambda: not is_alive(server), "the stale server has ended")
-    assert warm.said()["value"] == 23
-    [fresh] = warm.servers()
-    assert warm.said()["value"] == 23
-    assert warm.servers() == [fresh]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", one_fast("fork server", "launcher", "warm server"))
 def test_kill_leaves_nothing_of_the_job(warm, killed):
     warm.run(warm.script())
@@ -133,10 +120,3 @@ def test_kill_leaves_nothing_of_the_job(warm, killed):
     warm.runner.prove_nothing_left()
     wait_until(lambda: not is_alive(grandchild), "what a worker has started has ended")
     assert warm.said()["value"] == 1
-
-
-@pytest.mark.slow
-def test_server_that_nobody_asks_ends(warm):
-    warm.run("--warm_time=0.3", warm.script())
-    wait_until(lambda: not warm.servers(), "0.3 s are over")
-    assert not [*warm.folder.glob("run*/*/*.sock")]

@@ -69,8 +69,9 @@ class Job:
     """
 
     def __init__(self, folder, *, node_rank=None, **options):
+        folder.mkdir(exist_ok=True)
         self.now = 0.0
-        self.terminal = options.pop("terminal", None)
+        self.terminal, self.stop_self = options.pop("terminal", None), options.pop("stop_self", None)
         self.told = []
         """What the coordinator was told."""
         self.moments, self.signals = Moments(), Signals()
@@ -106,12 +107,13 @@ class Job:
             strangers=(),
             home=str(folder),
             stopped_limit_s=1e9,
-            stop_self=None,
+            stop_self=self.stop_self,
             terminal=self.terminal,
             check_again=self.check_again,
             clock=lambda: self.now,
         )
-        self.loop.begin(self.signals, self._stack.enter_context(selectors.DefaultSelector()))
+        self.selector = self._stack.enter_context(selectors.DefaultSelector())
+        self.loop.begin(self.signals, self.selector)
         self.settle()
 
     def _plan(self, node_rank, options):

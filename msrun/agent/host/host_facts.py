@@ -157,7 +157,7 @@ def read_gpus(root: Path = Path("/")) -> tuple[Device, ...]:
     devices = []
     for number, minor in enumerate(minors):
         address, uuid = told.get(minor, ("", ""))
-        node = _number(root / "sys/bus/pci/devices" / address / "numa_node") if address else -1
+        node = _number(root / "sys/bus/pci/devices" / address / "numa_node")  # none of a GPU without an address
         devices.append(Device(str(number), uuid, node if node >= 0 else None))
     return tuple(devices)
 

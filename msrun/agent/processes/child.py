@@ -97,7 +97,7 @@ class Given:
     """What a fork server has of its job for the processes that it makes."""
 
     server_pid: int
-    scheduler_fds: tuple[int, int] = (-1, -1)  # the scheduler's channel to the agent and the socket of its store
+    scheduler_fds: tuple[int, ...] = ()  # the scheduler's channel to the agent and the socket of its store
     blas_threads: int = 1
     open_files: int = 0  # how many of them each worker may have
     stdin_fd: int = -1  # what is stdin of one worker; -1 = there is no such

@@ -169,7 +169,7 @@ class ForkServer:
         for descriptor in (*self.given.scheduler_fds, self.given.stdin_fd):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        self.given.scheduler_fds, self.given.stdin_fd = (-1, -1), -1
+        self.given.scheduler_fds, self.given.stdin_fd = (), -1
 
     def _look_at_agent(self, limit_s: float) -> None:
         """An agent that stays stopped does not see that its launcher has given it up, or has gone."""
@@ -314,10 +314,8 @@ class ForkServer:
 
     def _pass_on(self) -> None:
         """Pass held signals on: a worker that has begun a moment ago has no handler yet, and would be ended."""
-        held, self._held = self._held, []
+        held, self._held = [one for one in self._held if one[0] in self._running], []
         for pid, signum in held:
-            if pid not in self._running:
-                continue
             is_young = self._clock() - self._started_at.get(pid, 0.0) < HOLD_S
             if is_young and not process_control.handles_signal(pid, signum):
                 self._held.append((pid, signum))

@@ -80,7 +80,12 @@ _KNOWN = {
     "use_numpy_random_stream": _DRAWS,
     "of RandomState(": _DRAWS,
     "default_rng": _DRAWS,
-    "Pending unbacked symbols": _DRAWS,  # only a whole number drawn there is one
+    # a fraction that a tensor holds is one; of whole numbers only those that are drawn
+    "Pending unbacked symbols {zuf": (
+        "an autograd function reads a number out of a tensor (item(), float()), which a graph of all steps cannot do "
+        "there: let the number stay a tensor"
+    ),
+    "Pending unbacked symbols": _DRAWS,
     "torch.compiler.disable": (
         "it calls what torch.compiler.disable keeps out of graphs (an AutoParallel inside: call the network itself "
         "there)"

@@ -1,12 +1,14 @@
 """Why a worker has ended, from its log, its wait status and what torch's `record` has left."""
 
 import json
+import os
 import resource
 import signal
+from types import SimpleNamespace
 
 import pytest
 
-from msrun.agent.evidence import explain_end, explain_full_disk, explain_limit
+from msrun.agent.evidence import FULL_BYTES, explain_end, explain_full_disk, explain_limit
 
 ASKED = "Traceback (most recent call last):\nEOFError: EOF when reading a line\n"
 LONG = "ValueError: " + "9" * 200
@@ -39,6 +41,23 @@ def test_log_directory_that_was_removed_explains_an_end(tmp_path):
     gone = tmp_path / "gone"
     assert f"removed ({gone})" in explain_end(FAILED, str(gone / "log"), 0, has_input=True, recorded="")
     assert explain_full_disk("/proc/self/status") == "", "a file system that does not count"
+
+
+@pytest.mark.parametrize(
+    ("bytes_left", "for_root", "files", "files_left", "is_full"),
+    [
+        (FULL_BYTES, FULL_BYTES, 0, 0, False),
+        (FULL_BYTES - 512, FULL_BYTES, 9, 1, True),
+        (FULL_BYTES, 1 << 30, 9, 0, True),
+    ],
+)
+def test_disk_without_room_or_files_explains_an_end(monkeypatch, bytes_left, for_root, files, files_left, is_full):
+    left = {"f_bavail": bytes_left // 512, "f_bfree": for_root // 512, "f_files": files, "f_favail": files_left}
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_blocks=9, f_frsize=512, **left))
+    for user, expected in ((1, is_full), (0, is_full and not files_left)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        found = explain_full_disk("/logs/log")
+        assert found == "the disk of its log is full (/logs): make room, or give another --log_dir" * expected
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,6 @@ class Host(Job):
 
     def __init__(self, folder, node_rank):
         self.node_rank = node_rank
-        folder.mkdir()
         super().__init__(folder, node_rank=node_rank)
         self.unheard = deque[Message]()
         """What the coordinator has not heard yet."""

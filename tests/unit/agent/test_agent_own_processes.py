@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
+from unittest import mock
 
 import pytest
+from job_runner import wait_until
 from plans import small_plan
 
 from msrun.agent import attempt as module
-from msrun.agent.attempt import LAST_WORDS_BYTES, OwnProcesses, keep_logs, worker_specs
+from msrun.agent.attempt import LAST_WORDS_BYTES, Attempt, OwnProcesses, keep_logs, worker_specs
 from msrun.agent.observer import Observers, OwnFaults
-from msrun.agent.processes.server_handle import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID
+from msrun.agent.processes.server_handle import FIRST_SERVER_ID, MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.signals import SignalPipe, hold_signals
 from msrun.cluster.membership import Membership
-from msrun.errors import ClusterError, OwnProcessLost, ServerFailed
+from msrun.cluster.messages import await_input
+from msrun.errors import ClusterError, HangTimeout, OwnProcessLost, RendezvousTimeout, ServerFailed
 
+SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM)
 FAILED = 7 << 8
 """Wait status of a process that ended with exit code 7."""
 
@@ -32,8 +39,10 @@ def own(plan):
 
 
 def test_job_cannot_go_on_without_the_scheduler(own):
+    own.started(SCHEDULER_ID, 71, lambda *_, **__: None)
+    assert own.scheduler_runs
     error = own.exited(SCHEDULER_ID, 0, do_workers_run=True, has_begun=False)
-    assert isinstance(error, ClusterError)
+    assert isinstance(error, ClusterError) and not own.scheduler_runs
     assert str(error) == "the scheduler ended (exit code 0); its log: /logs/scheduler.log"
 
 
@@ -43,6 +52,9 @@ def test_schedulers_of_mindspore_leave_when_all_workers_have_and_fail_before(pla
     assert (started.process_id, worker.process_id) == (MINDSPORE_SCHEDULER_ID, 0)
     assert started.use_exec and started.env["MS_ROLE"] == "MS_SCHED"
     assert started.env["TORCHELASTIC_RESTART_COUNT"] == worker.env["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert worker.env["TORCHELASTIC_ERROR_FILE"] == f"{plan.run_dir}/error_0_2.json"
+    (planned,) = host.workers
+    assert replace(worker, env={}) == ProcessSpec(0, planned.log_path, host.program.of_worker(0, 0, 0))
     assert own.exited(MINDSPORE_SCHEDULER_ID, 0, do_workers_run=True, has_begun=True) is None
     assert own.exited(MINDSPORE_SCHEDULER_ID, FAILED, do_workers_run=False, has_begun=True) is None
     error = own.exited(MINDSPORE_SCHEDULER_ID, FAILED, do_workers_run=True, has_begun=True)
@@ -50,11 +62,24 @@ def test_schedulers_of_mindspore_leave_when_all_workers_have_and_fail_before(pla
 
 
 def test_one_that_stays_stopped_is_named(own, monkeypatch):
-    own.started(SCHEDULER_ID, 71, lambda *_, **__: None)
+    own.started(SCHEDULER_ID, 71, tell := mock.Mock())
+    own.started(FIRST_SERVER_ID - 2, 72, tell)
+    assert tell.call_args_list == [mock.call("scheduler", pid=71), mock.call("server", index=2, pid=72)]
     monkeypatch.setattr(module, "is_stopped", lambda pid: pid == 71)
     assert [own.look_for_stopped(70, now, 8.0) for now in (100.0, 107.9)] == [None, None]
     error = own.look_for_stopped(70, 108.0, 8.0)
     assert str(error) == "the scheduler (pid 71) has been stopped by a signal for 8 s"
+    monkeypatch.setattr(module, "kill_descendants", kill := mock.Mock())
+    own.end_orphans([5], 2.0)
+    assert kill.call_args_list == [mock.call(2.0, [5, 71]), mock.call(2.0, [5])], "the scheduler last"
+    own.forget()
+    assert not own.scheduler_runs
+
+
+def test_job_starts_again_after_a_hang_and_a_loss_and_not_after_what_would_come_again():
+    kinds = (HangTimeout, RendezvousTimeout, OwnProcessLost, ServerFailed, ClusterError)
+    faults = [kind("x", 7) if kind is ServerFailed else kind("x") for kind in kinds]
+    assert [Attempt(0, Membership(()), fault=one).is_bearable for one in (None, *faults)] == [True] * 5 + [False]
 
 
 def test_log_that_cannot_be_kept_is_named(tmp_path):
@@ -109,6 +134,31 @@ def test_end_of_the_fork_server_is_told_with_the_limit_that_made_it(own, monkeyp
     monkeypatch.setattr(module, "explain_limit", lambda how, _: "ulimit -v 9" if how == signal.SIGABRT else "")
     error = own.server_ended(status, has_begun=has_begun)
     assert type(error) is kind and words in str(error)
+
+
+@pytest.mark.parametrize(("ignores", "is_nohup"), [(False, True), (True, False)])
+def test_signals_are_bytes_until_the_end_but_for_the_hangup_that_nohup_ignores(request, ignores, is_nohup):
+    before = lambda *_: None  # noqa: E731
+    for number in SIGNALS:
+        request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
+        signal.signal(number, signal.SIG_IGN if is_nohup and number == signal.SIGHUP else before)
+    hold_signals()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    with SignalPipe((signal.SIGUSR1,), ignore_afterwards=ignores, time_limit_s=0.01) as pipe:
+        for number in SIGNALS[:4]:
+            signal.raise_signal(number)
+        pipe.tell(signal.SIGUSR2)  # which nobody wants
+        found = []
+        wait_until(lambda: found.extend(pipe.read()) or signal.SIGALRM in found, "the time limit")
+        assert sorted(found) == sorted({*SIGNALS} - ({signal.SIGHUP} if is_nohup else set())) and pipe.read() == []
+        pipe.tell(signal.SIGHUP)
+        assert await_input(pipe, 0.0) and pipe.read() == [signal.SIGHUP]
+        signal.setitimer(signal.ITIMER_REAL, 600.0)
+    pipe.tell(signal.SIGTERM)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    expected = [signal.SIG_IGN if ignores or number == signal.SIGHUP else before for number in SIGNALS]
+    assert [signal.getsignal(number) for number in SIGNALS] == expected
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 class Faults(OwnFaults):

@@ -15,19 +15,21 @@ from supervised_job import Job, kinds
 from msrun import contract
 from msrun.agent import watch as job_watch
 from msrun.agent.attempt import OwnProcesses
-from msrun.agent.evidence import Place
+from msrun.agent.evidence import MemoryKillWatch, Place
 from msrun.agent.processes.progress_board import Progress
 from msrun.agent.processes.server_handle import FIRST_SERVER_ID, SCHEDULER_ID
 from msrun.agent.timers import Timers
 from msrun.agent.watch import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, OwnProcessLost, PeerFailed
+from msrun.planning.program import Program
 from msrun.planning.record_json import encode_record
 
 FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPED
 LOST = f"lose {SCHEDULER_ID} 9"
 KILLED = f"lose {SCHEDULER_ID}"
 SERVER_LOST = f"lose {FIRST_SERVER_ID} 7"
+CTRL_Z, GO_ON = "signal SIGTSTP", "signal SIGCONT"
 TWICE, LIMIT, FORWARDS = {"max_restarts": 2}, {"cluster_time_out_s": 60}, {"forward_signals": (signal.SIGUSR1,)}
 BEGUN = "ready, scheduler"
 LATE = "--cluster_time_out 60: 1 of 2 workers were not started in time on node-a (ranks 1)"
@@ -62,8 +64,25 @@ ALONE = [
     ("a stop takes too long", {"grace_s": 5.0}, "run, exit 0 7, wait 8", "prepare", "goes on"),
     ("the fork server ends alone", {"max_restarts": 0}, "run, hangup", "", "over: the fork server ended"),
     ("another takes its place", {}, "run, hangup, ready, scheduler, store", "prepare start start", "goes on"),
+    ("the other ends, too, before it begins", {}, "run, hangup, hangup", "", "over: the fork server ended"),
     ("the scheduler ends by itself", {}, f"run, {LOST}, told, fail", "stop", "over: the scheduler ended (exit code 9)"),
     ("the scheduler is killed", {}, f"run, {KILLED}, told, fail", "prepare", "goes on"),
+    (
+        "it is paused and goes on",
+        LIMIT,
+        f"{BEGUN}, start 0, {CTRL_Z}, {CTRL_Z}, wait 60, {GO_ON}, {GO_ON}, wait 59",
+        "start pause resume",
+        "goes on",
+    ),
+    ("it is paused and ended", {}, f"run, {CTRL_Z}, signal SIGTERM, {GO_ON}", "start pause stop", "goes on: stopped"),
+    (
+        "SIGCONT is for workers",
+        {"forward_signals": (signal.SIGCONT,)},
+        f"run, {GO_ON}, {CTRL_Z}, {GO_ON}",
+        "start signal pause resume",
+        "goes on",
+    ),
+    ("Ctrl-C comes twice", {}, "run, signal SIGINT, signal SIGINT", "start stop stop", "goes on: stopped by SIGINT"),
     ("a server ends beside them", {}, f"run, {SERVER_LOST}", "stop", "goes on: server 0 "),
     ("a server ends while they are stopped", {}, f"run, signal SIGTERM, {SERVER_LOST}", "stop", "goes on: stopped by"),
 ]
@@ -97,7 +116,30 @@ def test_job_of_one_host(options, steps, asked, end, tmp_path):
     state, _, reason = end.partition(": ")
     assert job.loop.is_over == (state == "over")
     assert not reason or job.attempt.end_reason().startswith(reason)
+    for kind in ("failed", "ended"):
+        told = [one["attempt"] for one in job.told_of(kind)]
+        assert told == sorted(set(told)), "once of each attempt"
     job.close()
+
+
+def test_every_moment_of_a_job_is_told_in_order(job):
+    (prepare,) = job.heard()
+    told = {"preload": [], "start_method": "auto", "run_dir": job.plan.run_dir, "blas_threads": 1}
+    assert prepare == {"type": "prepare", **told}
+    job.do("run", "fail", "again")
+    failed = {"kind": "exited", "how": "exit code 7", "status": 7 << 8, "state": "failed"}
+    reason = "rank 0 failed first: exit code 7"
+    assert job.moments.seen == [
+        {"kind": "preparing", "preload": []},
+        {"kind": "ready", "start_method": "fork", "reason": "", "prepare_s": 0.0},
+        {"kind": "scheduler", "pid": 100},
+        *({"kind": "started", "global_rank": rank, "pid": 1 << 23} for rank in range(2)),
+        {"kind": "running", "world_size": 2},
+        {**failed, "global_rank": 0},
+        {"kind": "stopping", "reason": "rank 0 ended with exit code 7"},
+        {**failed, "global_rank": 1},
+        {"kind": "restarting", "attempt": 1, "delay_s": 0.0, "reason": reason, "global_ranks": (0,)},
+    ]
 
 
 def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job):
@@ -108,11 +150,37 @@ def test_words_about_an_attempt_that_is_over_do_not_end_the_next_one(job):
 
 
 def test_first_failure_stops_the_others_with_their_grace(job):
+    for worker in job.plan.workers:
+        Path(worker.log_path).write_text("EOFError: EOF when reading a line\n")
     job.do("run", "exit 0 7")
     assert job.heard()[-1] == {"type": "stop", "signum": signal.SIGTERM, "grace_s": job.plan.grace_s, "attempt": 0}
     job.do("told", "killed 1 SIGTERM")
     assert [one.state for one in job.loop.result.attempts[0].membership.members.values()] == [FAILED, STOPPED]
     assert job.loop.result.attempts[0].peak_bytes == {0: 7.0, 1: 7.0}
+    first, other = job.loop.result.attempts[0].membership.members.values()
+    assert first.hint == "its standard input is empty: --interactive=0 gives it yours" and other.hint == ""
+
+
+def test_worker_that_is_killed_in_the_end_is_told_of(job):
+    job.do("run", "signal SIGINT", "told")
+    job.say("killed", process_ids=[0], grace_s=5.0)
+    job.do("signal SIGINT")
+    assert job.heard()[-1] == {"type": "stop", "signum": signal.SIGKILL, "grace_s": 0.0, "attempt": 0}
+    job.say("killed", process_ids=[1], grace_s=0.0)
+    hints = [one.hint for one in job.attempt.membership.members.values()]
+    assert hints == ["killed: --grace 5 s was over", "killed: by a second signal"]
+    assert [moment["text"] for moment in job.moments.of("note")] == [
+        "rank 0 killed: --grace 5 s was over; give more, if their work is to end first",
+        "rank 1 killed: by a second signal",
+    ]
+
+
+def test_ctrl_z_stops_the_job_and_msrun_itself_until_it_is_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_watch.JobWatch, "note_pause", noted := mock.Mock())
+    with contextlib.closing(Job(tmp_path, stop_self=mock.Mock())) as job:
+        job.do("run", CTRL_Z)
+        assert kinds(job.heard())[-2:] == ["pause", "resume"]
+        assert job.stop_self.call_count == noted.call_count == 1
 
 
 def test_job_that_ends_for_good_says_why_it_does_not_start_again(tmp_path):
@@ -149,23 +217,56 @@ def test_process_of_msruns_own_that_stays_stopped_ends_the_attempt(job, monkeypa
     assert job.attempt.end_reason() == "the scheduler has been stopped"
 
 
+def test_end_of_a_worker_that_was_killed_or_runs_no_test_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(MemoryKillWatch, "explain", lambda _, pid: f"it took the memory of {pid}")
+    with contextlib.closing(Job(tmp_path / "killed")) as job:
+        job.do("run", "killed 0 SIGKILL")
+        assert job.attempt.membership.members[0].hint == f"it took the memory of {1 << 23}"
+    with contextlib.closing(Job(tmp_path, program=Program("module", "pytest"))) as job:
+        job.do("run", "exit 0 5")
+        assert job.attempt.membership.members[0].hint.startswith("pytest found no test there")
+        assert not job.attempt.has_failed
+
+
+def test_scheduler_that_has_closed_its_channel_is_not_listened_to_any_more(job):
+    job.do("run")
+    before = len(job.selector.get_map())
+    job.scheduler.close()
+    job.settle()
+    assert len(job.selector.get_map()) == before - 1 and not job.attempt.has_failed
+
+
 class Unfit(Job):
     def check_again(self, survivors):
         raise ClusterError("no room")
 
 
 def test_lost_fork_server_is_replaced_only_on_a_host_that_is_fit(tmp_path):
-    with contextlib.closing(Unfit(tmp_path)) as job:
+    with contextlib.closing(Job(tmp_path)) as job:
+        server, scheduler = job.server, job.scheduler
+        job.do("run")
+        (tmp_path / "run" / "left").touch()
+        job.do("hangup", "ready")
+        assert server is not job.server and scheduler.receive() == [] and scheduler.is_closed
+        assert {one.state for one in job.loop.result.attempts[0].membership.members.values()} == {STOPPED}
+        assert job.told_of("ended")[0]["attempt"] == 0 and len(job.selector.get_map()) == 4
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["progress"]
+    with contextlib.closing(Unfit(tmp_path / "unfit")) as job:
         job.do("run", "hangup")
         assert job.attempt.end_reason() == "cannot start again: no room" and job.loop.is_over
 
 
 def test_terminal_ends_with_its_server_and_where_none_can_be_made_the_job_ends(tmp_path):
     terminal = mock.Mock(global_rank=0)
-    terminal.given_to.side_effect = [[], OSError(errno.ENOSPC, "No space left on device")]
+    terminal.given_to.side_effect = [[], [], OSError(errno.ENOSPC, "No space left on device")]
     with contextlib.closing(Job(tmp_path, terminal=terminal)) as job:
+        assert terminal.register.call_args == mock.call(job.selector)
+        for step, count in (("run", 0), ("exit 1", 0), ("exit 0", 1)):
+            job.do(step)
+            assert terminal.end_attempt.call_count == count
+    with contextlib.closing(Job(tmp_path / "again", terminal=terminal)) as job:
         job.do("run", "hangup")
-        assert terminal.end_attempt.call_count == 1
+        assert terminal.end_attempt.call_count == 2
         job.do("ready", "scheduler", "store")
         words = "--interactive: cannot make a terminal on node-a: No space left on device"
         assert job.attempt.end_reason() == words and job.loop.is_over
@@ -211,13 +312,20 @@ def test_failure_elsewhere_stops_the_workers_here(host):
     assert [ended["report"] for ended in host.told_of("ended")] == [None], "it is not this host's"
 
 
-@pytest.mark.parametrize(("phase", "has_come"), [(contract.PHASE_UNKNOWN, False), (contract.PHASE_JOINED, True)])
-def test_workers_that_end_well_are_told_with_whether_they_had_come(host, phase, has_come):
-    host.board.read = lambda _: Progress(phase)
+@pytest.mark.parametrize(
+    ("phase", "steps", "has_come", "has_begun"),
+    [
+        (contract.PHASE_UNKNOWN, 0, False, False),
+        (contract.PHASE_UNKNOWN, 1, False, True),
+        (contract.PHASE_JOINED, 0, True, True),
+    ],
+)
+def test_workers_that_end_well_are_told_with_whether_they_had_come(host, phase, steps, has_come, has_begun):
+    host.board.read = lambda _: Progress(phase, steps)
     host.do("exit 0", "exit 1")
     assert [(done["rank"], done["has_come"]) for done in host.told_of("done")] == [(2, has_come), (3, has_come)]
     come = (2, 3) if has_come else ()
-    end = {"can_continue": True, "come": come, "has_begun": has_come, "report": None}
+    end = {"can_continue": True, "come": come, "has_begun": has_begun, "report": None}
     assert host.told_of("ended") == [{"type": "ended", "attempt": 0, **end}]
     assert not host.loop.is_over and not host.moments.of("waiting")
     host.do("wait 3")
@@ -351,6 +459,8 @@ def test_hang_elsewhere_has_the_stacks_written_here_first(host, monkeypatch):
     assert host.heard() == [] and len(requested) == 1 and host.attempt.membership.is_stopping
     host.do("wait 9")
     assert kinds(host.heard()) == ["stop"]
+    host.do("hangup")
+    assert host.told_of("failed") == [], "it is known"
 
 
 WAITS, RUNS = Progress(contract.PHASE_JOINED, is_waiting=True), Progress(contract.PHASE_JOINED)
@@ -381,7 +491,7 @@ def test_hang_of_a_host_whose_ranks_all_wait_is_left_to_the_others_for_a_while(
     if later_s:
         assert host.heard() == []
         host.do(f"wait {later_s}")
-    assert kinds(host.heard()) == ["stop"]
+    assert kinds(host.heard()) == ["stop"] and len(host.told_of("failed")) == 1
     host.close()
 
 

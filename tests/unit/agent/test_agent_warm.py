@@ -12,12 +12,14 @@ from unittest import mock
 import pytest
 
 from msrun.agent import warm
+from msrun.agent.processes import child, fork_server, process_control
 from msrun.agent.warm import (
     WarmProcess,
     WarmServer,
     WarmStart,
     changed_file,
     likeness,
+    loaded_files,
     locked,
     read_at_import,
     start_warm,
@@ -148,7 +150,7 @@ def test_only_what_has_its_effect_at_import_makes_jobs_unlike():
         assert likeness(env, ["torch.nn", "msrun"], "/elsewhere") == own
     for env in ({**ENV, "LD_PRELOAD": "x.so"}, {**ENV, "TORCH_SHOW_CPP_STACKTRACES": "1"}):
         assert likeness(env, ["torch", "msrun"], "/work") != own
-    assert likeness(ENV, ["torch"], "/work") != own, "another package"
+    assert likeness(ENV, ["numpy", "msrun.runtime:init"], "/work") != own, "another package"
     env = {**ENV, "PYTHONPATH": "lib"}
     assert likeness(env, ["torch"], "/work") != likeness(env, ["torch"], "/elsewhere"), "its search path is relative"
 
@@ -169,6 +171,7 @@ def test_a_file_that_was_changed_or_removed_is_named(tmp_path):
     assert changed_file(files) == str(other)
     one.unlink()
     assert changed_file(files) == str(one)
+    assert {warm.__file__, os.__file__} <= loaded_files().keys() and changed_file(loaded_files()) == ""
 
 
 IDLE_S = 600.0
@@ -219,7 +222,7 @@ def serve(tmp_path, monkeypatch):
             for client, names in zip(clients, asked, strict=True):
                 client.connect(str(path))
                 socket.send_fds(client, [b"f"], [0])
-                Channel(client).send({"type": "start", "imports": names})
+                Channel(client).send({"type": "start", "imports": names} if isinstance(names, list) else names)
             assert WarmServer(listener, path, idle_s, ["torch"]).serve() is None and not path.exists()
             return [answer for client in clients for answer in Channel(client).receive()], imported
 
@@ -229,6 +232,26 @@ def serve(tmp_path, monkeypatch):
 def test_what_jobs_import_is_imported_once_for_the_next_until_no_fork_is_safe(serve):
     answers, imported = serve(IDLE_S, ["torch"], ["torch", "more"], ["more"], ["threads"], ["never"])
     assert answers == [{"type": "started", "pid": 1 << 23}] * 4 and imported == [["more"], ["threads"]]
+
+
+def test_server_passes_over_what_it_does_not_understand_and_ends_when_it_is_told_to(serve, capsys):
+    answers, imported = serve(IDLE_S, {"type": "none"}, {"no": "type"}, ["torch"], {"type": "stop"}, ["never"])
+    assert answers == [{"type": "started", "pid": 1 << 23}, {"type": "stopping"}] and imported == []
+    assert capsys.readouterr().err == "a request was not understood: 'type'\n"
+
+
+def test_server_that_has_imported_what_forbids_a_fork_never_serves(tmp_path, monkeypatch):
+    (tmp_path / "a.new").touch()
+    monkeypatch.setattr(sys, "argv", ["-c", "", "0", str(tmp_path / "a.sock"), "600.0", "torch"])
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    monkeypatch.setattr(process_control, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(child, "name_process", lambda _: None)
+    monkeypatch.setattr(fork_server, "preload", imported := mock.Mock())
+    monkeypatch.setattr(fork_server, "fork_safety", lambda: ("exec", "threads"))
+    with pytest.raises(SystemExit, match="1"):
+        warm.main()
+    imported.assert_called_once_with(["torch"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_server_whose_files_have_changed_says_so_and_ends(serve, monkeypatch):

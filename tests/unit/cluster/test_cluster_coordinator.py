@@ -8,9 +8,8 @@ from failure_reports import failure_of, reason_of, worker_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msrun import contract
 from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
-from msrun.cluster.failure import FailureReport, fault_of_job, merge_failures, read_report
+from msrun.cluster.failure import FailureReport, fault_of_job, merge_failures, read_failure, read_report
 from msrun.cluster.membership import RestartPolicy
 from msrun.planning.hosts import HostEntry, HostPool
 from msrun.planning.record_json import encode_record
@@ -76,8 +75,9 @@ def test_ranks_of_other_hosts_that_had_ended_well_are_named_where_one_is_missed(
 
 @pytest.mark.parametrize(("restarts", "can_restart", "goes_on"), [(1, True, True), (1, False, False), (0, True, False)])
 def test_hosts_know_at_once_whether_the_job_will_start_again(restarts, can_restart, goes_on):
-    (stop,) = failed(coordinator(2, restarts), 0, report(1, can_restart=can_restart))
-    assert stop["goes_on"] is goes_on
+    job = coordinator(2, restarts)
+    (stop,) = failed(job, 0, replace(report(1, can_restart=can_restart), is_unfit=goes_on))
+    assert stop["goes_on"] is goes_on and job.losses == ({1: "rank 10 failed"} if goes_on else {})
 
 
 @pytest.mark.parametrize(("node_rank", "reason"), [(0, "rank 15 on node 1 exited early (code 0); {}"), (1, "{}")])
@@ -159,10 +159,11 @@ GOOD = encode_record(report(3))
 
 def test_report_is_cut_to_size_and_is_that_of_the_host_which_tells_it():
     job = coordinator()
-    long = {**GOOD, "failure": {**GOOD["failure"], "reason": "x" * 10**5, "exit_code": 1000}}
+    long = {**GOOD, "failure": {**GOOD["failure"], "reason": "x" * 10**5}}
     job.hear(1, {"type": "failed", "attempt": 0, "report": long})
-    assert job.report is not None and job.report.node_rank == 1
-    assert len(job.report.failure.reason) == 4096 and job.report.failure.exit_code == contract.EXIT_CLUSTER
+    assert job.report is not None and job.report.node_rank == 1 and len(job.report.failure.reason) == 4096
+    for code, expected in ((0, 3), (1, 1), (255, 255), (256, 3)):
+        assert read_failure({**GOOD["failure"], "exit_code": code}).exit_code == expected
     failure = {**GOOD["failure"], "others": [{"global_rank": "0"}]}
     with pytest.raises(ValueError, match="names a worker without a rank, or too many"):
         job.hear(1, {"type": "failed", "attempt": 0, "report": {**GOOD, "failure": failure}})
@@ -271,6 +272,16 @@ def test_ranks_that_were_waited_for_are_not_among_the_others():
     merged = merge_failures(hang, [stopped(2, 3), stopped(0)])
     assert [worker.global_rank for worker in merged.lagging] == [3]
     assert [entry["global_rank"] for entry in merged.others] == [0, 2]
+
+
+def test_job_that_keeps_going_fails_by_its_first_failure_when_all_have_ended():
+    job = Coordinator("JOB", {0: (0,), 1: (10,)}, RestartPolicy(1, keep_going=True))
+    late = replace(report(1), failure=replace(failure_of(10), reason="its last words"))
+    for attempt, kind in enumerate(("restart", "over")):
+        assert failed(job, attempt, report(1)) == failed(job, attempt, report(0)) == []
+        assert ended(job, 0, attempt, report=report(0)) == []
+        assert kinds(orders := ended(job, 1, attempt, report=late)) == [kind]
+    assert orders == [{"type": "over", "report": encode_record(late), "goes_on": False}]
 
 
 def test_ranks_that_all_join_nothing_end_well():

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msrun.cluster.connection import HostRequest, Refused, Registry
+from msrun.cluster.messages import pack_hosts, unpack_hosts
 from msrun.cluster.protocol import protocol
 from msrun.planning.hosts import HostAssignment
 from msrun.planning.record_json import encode_record
@@ -110,7 +111,7 @@ def test_ranks_are_dealt_once_each_in_any_order_of_coming(counts, is_numbered, l
     assignments = sorted(found.assignments().values(), key=lambda assignment: assignment.node_rank)
     assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(total))
     assert [len(assignment.ranks) for assignment in assignments] == counts
-    assert [HostAssignment.from_json(assignment.to_json()) for assignment in assignments] == assignments
+    assert unpack_hosts(pack_hosts(assignments)) == (*assignments,)
 
 
 def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap():
@@ -119,6 +120,7 @@ def test_a_job_can_do_with_fewer_hosts_once_their_numbers_have_no_gap():
     assert not registry.can_do_with(1)  # node 0 is missing
     registry.add("a", request(0))
     assert registry.can_do_with(2) and not registry.can_do_with(3) and not registry.is_complete
+    assert registry.describe_present() == "node 0 (h, 10.0.0.2) with 4, node 1 (h, 10.0.0.3) with 4"
     registry.close()
     assert registry.is_complete
     assert [assignment.ranks for assignment in registry.assignments().values()] == [(0, 1, 2, 3), (4, 5, 6, 7)]

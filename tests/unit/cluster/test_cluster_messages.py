@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from msrun.cluster import connection
 from msrun.cluster import messages as own_thread
 from msrun.cluster import protocol as forms
-from msrun.cluster.connection import MAX_GREETING_BYTES, Connection, Seal, new_nonce
+from msrun.cluster.connection import (
+    MAX_GREETING_BYTES,
+    Connection,
+    Greeting,
+    Seal,
+    hello,
+    new_nonce,
+    read_hello,
+    token_of_servers,
+)
 from msrun.cluster.failure import FailureReport
 from msrun.cluster.messages import (
     HEADER,
@@ -26,7 +35,7 @@ from msrun.cluster.messages import (
     print_fault,
     traceback_of,
 )
-from msrun.cluster.protocol import HostReport, ReachResult, check_said, protocol, read_moment
+from msrun.cluster.protocol import ReachResult, check_said, protocol, read_moment
 from msrun.planning.record_json import encode_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters())
@@ -46,7 +55,10 @@ def test_messages_survive_any_cut_of_the_stream(messages, data):
     assert received == messages
 
 
-@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff", b"[" * 100_000])
+DEEP = b'{"a":' * 40 + b"1" + b"}" * 40
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"text"', b"{", b"", b"\xff", b"[" * 100_000, DEEP])
 def test_body_that_is_no_object_is_refused(body):
     with pytest.raises(ValueError):
         FrameBuffer().messages(HEADER.pack(len(body)) + body)
@@ -57,6 +69,8 @@ def test_length_beyond_the_limit_is_not_sent_and_refused_before_it_is_read():
         encode_message({"text": "x" * MAX_MESSAGE_BYTES})
     with pytest.raises(ValueError, match="at most"):
         FrameBuffer().messages(HEADER.pack(MAX_MESSAGE_BYTES + 1))
+    longest = encode_message({"text": "x" * (MAX_MESSAGE_BYTES - len('{"text":""}'))})
+    assert FrameBuffer().messages(longest[: HEADER.size]) == [] and len(longest) == HEADER.size + MAX_MESSAGE_BYTES
 
 
 @given(st.binary(max_size=64))
@@ -90,13 +104,19 @@ def test_channel_sees_the_other_end_go(ends):
 TOKEN = b"a token of this job"
 
 
+def test_parameter_servers_of_each_job_have_a_token_of_their_own():
+    tokens = {token_of_servers(*words) for words in (("a", "job"), ("a", "another"), ("b", "job"), ("a", "job"))}
+    assert len(tokens) == 3 and {len(token) for token in tokens} == {64}
+
+
 @pytest.fixture
 def sides():
     """The scheduler's end and a host's, which have greeted each other."""
     scheduler, host = map(Connection, socket.socketpair())
-    ours, theirs = new_nonce(), new_nonce()
-    scheduler.seal = Seal(TOKEN, ours, theirs, is_scheduler=True)
-    host.seal = Seal(TOKEN, ours, theirs, is_scheduler=False)
+    ours, greeting = new_nonce(), Greeting(host, TOKEN, is_scheduler=False)
+    assert [read_hello(body) for body in scheduler.receive()] == [(protocol(), greeting.nonce)]
+    assert greeting.open(hello(ours)) is None
+    scheduler.seal = Seal(TOKEN, ours, greeting.nonce, is_scheduler=True)
     yield scheduler, host
     scheduler.close()
     host.close()
@@ -111,6 +131,8 @@ def test_what_follows_the_word_that_lets_a_host_in_is_read_by_whoever_reads_next
     assert host.unseal(first) == b"accepted"
     host.trust()
     assert [host.unseal(body) for body in host.receive()] == [long, b"called off"]
+    scheduler.send_plain(bytes(99))
+    assert host.read() == b"" and host.stderr_text().startswith("a message without the proof")
 
 
 def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_failed(sides):
@@ -119,7 +141,7 @@ def test_what_was_said_before_the_other_side_went_is_read_after_a_send_has_faile
     scheduler.close()
     host.send_body(b"a log")
     host.send_body(b"a log")
-    assert (host.is_closed, host.has_unsent) == (False, False)
+    assert (scheduler.is_closed, host.is_closed, host.has_unsent) == (True, False, False)
     assert [host.unseal(body) for body in host.receive()] == [b"called off"]
     assert (host.receive(), host.is_closed) == ([], True)
 
@@ -142,8 +164,9 @@ def test_record_that_is_held_up_is_given_again_until_it_is_sent_whole(sides, mon
 
 
 REPORT = encode_record(FailureReport(failure_of(0)))
+FAIL = {"status": "fail", "name": "x", "text": "y"}
 SAID = {
-    "checked": {"report": encode_record(HostReport())},
+    "checked": {"report": {"findings": [{**FAIL, "exit_code": code} for code in (1, 255)]}},
     "listening": {"port": 1, "error": ""},
     "reached": {"result": encode_record(ReachResult())},
     "event": {"moment": "note", "fields": {"text": "x"}},
@@ -177,6 +200,8 @@ def test_what_an_agent_says_is_taken_and_nothing_may_be_missing(kind):
         ("ended", {"come": [1 << 50]}, r"\$\.come"),
         ("ready", {"clock_s": float("inf")}, r"\$\.clock_s"),
         ("checked", {"report": {"addresses": [{"address": "x", "interface": "", "prefix_bits": 0}]}}, r"\$\.report"),
+        ("checked", {"report": {"findings": [{**FAIL, "exit_code": 0}]}}, "exit code 0"),
+        ("checked", {"report": {"findings": [{**FAIL, "exit_code": 256}]}}, "exit code 256"),
     ],
 )
 def test_what_is_of_another_form_is_refused_by_its_field(kind, changes, where):
@@ -253,4 +278,4 @@ def test_reader_is_woken_as_long_as_there_are_messages(inbox):
             for _ in range(2):
                 inbox.post({})
             assert selector.select(0) and selector.select(0)
-            assert len(inbox.take()) == 2
+            assert len(inbox.take(1)) == 1 and selector.select(0) and len(inbox.take()) == 1

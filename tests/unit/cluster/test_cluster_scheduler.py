@@ -1,5 +1,6 @@
 """The record of a job, and a scheduler that ends with its agent."""
 
+import errno
 import io
 import os
 import re
@@ -14,9 +15,10 @@ from unittest import mock
 
 import pytest
 
+from msrun import contract
 from msrun.cluster import rendezvous as scheduler
-from msrun.cluster.messages import encode_message
-from msrun.cluster.rendezvous import Record, StoreHost, limit_memory, listen, run_scheduler
+from msrun.cluster.messages import Channel, encode_message
+from msrun.cluster.rendezvous import Record, StoreHost, forget_waiting, limit_memory, listen, run_scheduler
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -37,7 +39,9 @@ def test_record_has_one_stamped_line_for_each_moment():
         {"type": "unknown to it"},
         {"type": "over", "reason": "rank 0 failed first: exit code 3"},
     ):
+        assert not record.is_over
         record.note(message)
+    assert record.is_over
     lines = stream.getvalue().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ", line) for line in lines)
     assert [line[24:] for line in lines] == [
@@ -63,12 +67,15 @@ def test_record_on_a_full_disk_is_no_error(monkeypatch):
     Record(stream).note({"type": "over", "reason": "r"})
 
 
-def test_store_is_empty_for_the_next_attempt_and_at_the_same_address():
+def test_store_is_empty_for_the_next_attempt_and_at_the_same_address(monkeypatch):
+    monkeypatch.setattr(scheduler, "limit_memory", limited := mock.Mock())
     open_store = pytest.importorskip("torch.distributed").TCPStore
     with listen("127.0.0.1", 0) as listener:
         address, port = listener.getsockname()
-        host = StoreHost(listener, Record(io.StringIO()))
+        host = StoreHost(listener, Record(said := io.StringIO()))
         host.open()
+        limited.assert_called_once_with(scheduler.STORE_BYTES)
+        assert said.getvalue().endswith(f" scheduler pid {os.getpid()}: store listens on {address}:{port}\n")
         client = open_store(address, port, is_master=False, timeout=timedelta(seconds=20))
         client.set("address of rank 1", "of the last attempt")
         host.renew()
@@ -126,22 +133,35 @@ def test_store_that_nobody_needs_leaves_its_address_to_whoever_opens_one():
     ],
 )
 def test_store_is_opened_late_where_workers_may_never_ask_and_by_rank_0_where_there_is_no_torch(
-    monkeypatch, told, start_method, has_torch, is_loaded, asked, is_late
+    monkeypatch, capsys, told, start_method, has_torch, is_loaded, asked, is_late
 ):
-    host = mock.Mock(is_wanted_late=False)
-    at_once = SimpleNamespace(Thread=lambda target, daemon: SimpleNamespace(start=target))
+    host, said = mock.Mock(is_wanted_late=False), io.StringIO()
     modules = {"torch": None} if is_loaded else {}
-    monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=io.StringIO()))
+    monkeypatch.setattr(scheduler, "sys", SimpleNamespace(modules=modules, stdout=said))
     monkeypatch.setattr(scheduler, "find_spec", lambda name: object() if has_torch else None)
     monkeypatch.setattr(scheduler, "StoreHost", lambda listener, *_: (listener.close(), host)[1])
-    monkeypatch.setattr(scheduler, "threading", at_once)
+    on_faults, ended = [], mock.Mock()
+
+    def at_once(_name, work, on_fault):
+        on_faults.append(on_fault)
+        return SimpleNamespace(start=work)
+
+    monkeypatch.setattr(scheduler, "OwnThread", at_once)
+    monkeypatch.setattr(os, "_exit", ended)
     job = {"type": "job", "job_id": "j", "world_size": 1, "host": "h", **told}
     ours, theirs = socket.socketpair()
     with ours, socket.socket() as listener:
-        ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}])))
+        again = {"type": "restarting", "attempt": 1, "delay_s": 0.0, "reason": "x"}
+        ours.sendall(b"".join(map(encode_message, [job, {"type": "ready", "start_method": start_method}, again])))
         ours.shutdown(socket.SHUT_WR)
-        run_scheduler(theirs.detach(), listener.detach())
-    assert (host.method_calls, host.is_wanted_late) == (asked, is_late)
+        assert run_scheduler(theirs.detach(), listener.detach()) == contract.EXIT_CLUSTER, "nobody said that it is over"
+        assert Channel(ours).receive() == [{"type": "store_ready", "attempt": 1}]
+    assert (host.method_calls, host.is_wanted_late) == ([*asked, mock.call.renew()], is_late)
+    assert said.getvalue().endswith(" agent has gone: scheduler ends\n")
+    for on_fault in on_faults:
+        on_fault(OSError("no store"))
+        assert ended.call_args_list == [mock.call(1)] and capsys.readouterr().err == "OSError: no store\n"
+    assert len(on_faults) == asked.count(mock.call.open())
 
 
 def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch):
@@ -158,9 +178,31 @@ def test_memory_is_limited_to_so_much_more_than_there_is_now(monkeypatch):
     assert limits["now"] == (1 << 30, 1 << 30), "what was allowed before is not exceeded"
 
 
+@pytest.mark.parametrize(("has_neighbour", "tries"), [(True, 1), (False, 20)])
+def test_free_port_has_a_free_neighbour_where_there_is_one(monkeypatch, has_neighbour, tries):
+    tried = []
+
+    class Socket(socket.socket):
+        def bind(self, address):
+            tried.append(address[1])
+            if address[1] and not has_neighbour:
+                raise OSError(errno.EADDRINUSE, "in use")
+            super().bind((address[0], 0))
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    before = os.listdir("/proc/self/fd")
+    with listen("127.0.0.1", 0) as listener:
+        assert tried[::2] == [0] * (tries + (not has_neighbour)) and len(tried[1::2]) == tries
+        assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+        assert not has_neighbour or tried[1] == listener.getsockname()[1] + 1
+        with socket.create_connection(listener.getsockname(), timeout=5):
+            pass
+
+
 def test_port_is_free_again_right_after_a_job_used_it():
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
-            listener.accept()[0].close()
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            forget_waiting(listener)
+            assert client.recv(1) == b"" and listener.getblocking()
     listen("127.0.0.1", port).close()

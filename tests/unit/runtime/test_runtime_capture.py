@@ -256,6 +256,16 @@ def test_write_whose_memory_has_lost_its_owner_is_an_error_and_not_lost_with_it(
         make_functional(graph, {})
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x.max().item()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
 @pytest.mark.parametrize(
     ("network", "words"),
     [
@@ -270,8 +280,9 @@ def test_write_whose_memory_has_lost_its_owner_is_an_error_and_not_lost_with_it(
             "aten.instance_norm changes its running statistics",
         ),
         (Net(lambda s, x: s.layer(x)[x > 0].sum(), layer=nn.Linear(4, 4)), "a tensor whose size depends on values"),
+        (Net(lambda s, x: Scaled.apply(s.layer(x)), layer=nn.Linear(4, 4)), "let the number stay a tensor"),
     ],
-    ids=["argument", "batch norm of an argument", "average", "instance norm", "mask"],
+    ids=["argument", "batch norm of an argument", "average", "instance norm", "mask", "number of a function"],
 )
 def test_what_cannot_be_captured_is_named_with_the_mode_that_needs_no_capture(network, words):
     with pytest.raises(CaptureError) as caught:

@@ -7,12 +7,6 @@ import sys
 atexit.register(print, "after it")
 atexit.register(sys.exit, 5)
 
-# %% atexit_raises
-import atexit
-
-atexit.register(print, "after it")
-atexit.register(lambda: 1 / 0)
-
 # %% atexit_sees_globals
 import atexit
 
@@ -76,21 +70,6 @@ class Node:
 
 node = Node()
 
-
-# %% finalizer_of_a_global_writes
-import json
-
-
-class Results:
-    def __init__(self):
-        self.rows = [1, 2]
-        self.file = open("rows.json", "w")  # noqa: SIM115
-
-    def __del__(self):
-        json.dump([self.rows, __name__], self.file)
-
-
-results = Results()
 
 # %% finalizer_of_an_imported_module_writes
 import os
@@ -203,12 +182,6 @@ subprocess.run(["sh", "-c", "echo five; echo six >&2"])
 sys.stderr.write("seven")
 os.write(1, b" eight\n")
 
-# %% print_without_newline
-import sys
-
-print("no newline", end="")
-sys.stderr.write("nor here")
-
 # %% standard_module_is_shadowed
 import os
 import sys
@@ -249,13 +222,6 @@ import sys
 
 print("before")
 sys.stdout.close()
-
-# %% stdout_is_none
-import sys
-
-print("before")
-sys.stdout = None
-print("nowhere")
 
 # %% thread_goes_on_after_main
 import threading
@@ -309,15 +275,3 @@ traceback.print_stack()
 warnings.warn("of main", stacklevel=1)
 warnings.warn("of main's caller", stacklevel=2)
 warnings.warn("of nobody", stacklevel=99)
-
-# %% weakref_finalize
-import weakref
-
-
-class Held:
-    pass
-
-
-held, other = Held(), Held()
-weakref.finalize(held, print, "finalize held")
-weakref.finalize(other, print, "finalize other").atexit = False

@@ -27,20 +27,6 @@ held = Held()
 atexit.register(print, "at exit")
 raise ValueError("x")
 
-# %% error_while_threads_run
-import threading
-import time
-
-
-def work():
-    threading.main_thread().join()
-    time.sleep(0.1)
-    print("thread ends")
-
-
-threading.Thread(target=work).start()
-raise ValueError("x")
-
 # %% excepthook
 import sys
 
@@ -59,12 +45,6 @@ import sys
 del sys.excepthook
 raise ValueError("x")
 
-# %% excepthook_of_system_exit
-import sys
-
-sys.excepthook = lambda *_: print("never")
-sys.exit(4)
-
 # %% excepthook_raises
 import sys
 
@@ -75,26 +55,6 @@ def hook(*_):
 
 sys.excepthook = hook
 raise ValueError("the first")
-
-# %% exits
-import sys
-
-VALUES = {"3": 3, "256": 256, "300": 300, "minus": -1, "huge": 1 << 70, "none": None}
-sys.exit(VALUES[sys.argv[1]])
-
-
-# %% finalizer_of_the_failing_frame
-class Held:
-    def __del__(self):
-        print("finalizer", __name__)
-
-
-def fail():
-    held = Held()
-    raise ValueError(held.__class__.__name__)
-
-
-fail()
 
 # %% keyboard_interrupt
 import atexit
@@ -172,13 +132,3 @@ def outer():
 
 print("begin")
 outer()
-
-# %% uncaught_in_an_import
-import os
-import sys
-
-with open("broken.py", "w") as file:
-    file.write("def f():\n    raise ValueError('at import')\nf()\n")
-sys.path.insert(0, os.getcwd())
-sys.dont_write_bytecode = True
-import broken  # noqa: E402, F401

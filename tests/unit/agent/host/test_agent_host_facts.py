@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import socket
+from importlib.util import find_spec
 
 import pytest
 from file_tree import grow
@@ -52,6 +53,7 @@ def test_host_is_this_one():
     assert (facts.name, facts.address) == (socket.gethostname(), "127.0.0.1")
     assert set(facts.cpus) == os.sched_getaffinity(0)
     assert facts.known_topology().allowed == facts.cpus
+    assert (facts.has_torch, facts.mindspore_version) == (find_spec("torch") is not None, "")
 
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
@@ -185,6 +187,8 @@ def test_cpuset_and_quota_of_the_cgroup_count(two_nodes):
     cgroup(two_nodes, **{"cpuset.cpus.effective": "0-1,4\n", "cpu.max": "150000 100000\n"})
     topology = read_topology(two_nodes, affinity=[0, 1, 2, 3])
     assert (topology.allowed, topology.quota_cores) == ((0, 1), 1.5)
+    assert read_topology(two_nodes, affinity=[2, 3]).allowed == (2, 3), "such a set is not that of this process"
+    assert read_topology(two_nodes, affinity=[9]).allowed == (9,), "nor is that of the processors"
 
 
 V2_MOUNT = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -218,6 +222,12 @@ def test_a_limit_above_holds_below(tmp_path):
 @pytest.mark.parametrize("path", ["/../other", "/docker/1f"])
 def test_a_group_that_is_not_mounted_here_leaves_the_mount_point(tmp_path, path):
     assert v2(tmp_path, path, {"cpu.max": "50000 100000\n"}).quota_cores == 0.5
+
+
+def test_a_group_below_what_is_mounted_is_found_there_also_in_a_folder_with_a_blank(tmp_path):
+    mount = V2_MOUNT.replace(" / /sys/fs/cgroup", r" /my\040job /sys/fs/cgroup/of\040mine")
+    files = {"of mine/a/cpu.max": "200000 100000\n", "of mine/cpu.max": "300000 100000\n"}
+    assert v2(tmp_path, "/my job/a", files, mount).quota_cores == 2.0
 
 
 @pytest.mark.parametrize("text", ["max 100000\n", "max\n", "", "x y\n", "100000 0\n"])

@@ -4,6 +4,7 @@ import errno
 import os
 import selectors
 import signal
+import termios
 import tty
 from contextlib import closing
 from unittest import mock
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from msrun.agent import log_file
 from msrun.agent.log_file import BoundedLog, LogFile, LogLimit
+from msrun.agent.processes import terminal as rank_terminal
 from msrun.agent.processes.server_handle import ProcessSpec
 from msrun.agent.processes.terminal import RankTerminal
 from msrun.launch.directory.log_directory import BoundedLogs
@@ -94,7 +96,8 @@ def test_every_byte_is_written_or_counted(tmp_path_factory, pieces, room):
 @pytest.mark.parametrize(("max_bytes", "keep", "blocks"), [(BLOCK, 1, 1), (BLOCK, 3, 3), (BLOCK + 1, 2, 3)])
 def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path, max_bytes, keep, blocks):
     path, refused = tmp_path / "log", list[str]()
-    log, data = BoundedLog(str(path), LogLimit(max_bytes, keep), refused.append), os.urandom(10 * BLOCK)
+    log = BoundedLog(str(path), LogLimit(max_bytes, keep), refused.append)
+    data = os.urandom(10 * BLOCK).replace(b"\0", b"1")
     log.look()
     for size in (BLOCK, 6 * BLOCK, 10 * BLOCK):
         path.write_bytes(data[:size])
@@ -102,6 +105,7 @@ def test_newest_bytes_stay_and_the_others_take_no_disk(tmp_path, max_bytes, keep
     found = path.read_bytes()
     assert not refused and len(found) == len(data) and found[-keep * max_bytes :] == data[-keep * max_bytes :]
     assert 512 * path.stat().st_blocks == blocks * BLOCK
+    assert found.count(0, 0, -blocks * BLOCK) == len(found) - blocks * BLOCK and 0 not in found[-blocks * BLOCK :]
     log.end()
     kept = path.rename(tmp_path / "log.attempt_4.log")
     path.write_bytes(data[:BLOCK])
@@ -149,25 +153,46 @@ def test_logs_of_a_job_are_bounded_attempt_after_attempt(tmp_path, monkeypatch):
     assert said == ["--log_max_bytes: logs stay whole, for their file system cannot free part of a file (not here)"]
 
 
-def test_what_a_rank_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, request):
+def test_keys_go_to_a_rank_and_what_it_writes_last_to_its_terminal_is_shown_and_logged(tmp_path, request, monkeypatch):
     """The loop has not looked at the terminal any more when the rank's end is told; a line's end may come in two."""
     before = signal.getsignal(signal.SIGWINCH)
     request.addfinalizer(lambda: signal.signal(signal.SIGWINCH, before))
-    user = mock.Mock()
+    user, lost = mock.Mock(), mock.Mock()
+    keys, typed = os.pipe()
+    request.addfinalizer(lambda: os.close(keys))
+    monkeypatch.setattr(rank_terminal, "STANDARD_INPUT", keys)
+    monkeypatch.setattr(os, "kill", killed := mock.Mock())
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((91, 33)))
     log = tmp_path / "worker_0.log"
     log.touch()
     with selectors.SelectSelector() as selector:
-        terminal = RankTerminal(0, str(log), user)
+
+        def look():
+            for key, _ in selector.select(5.0):
+                key.data()
+
+        terminal = RankTerminal(0, str(log), user, on_lost=lost)
         terminal.register(selector)
-        (spec,) = terminal.given_to([ProcessSpec(0, str(log))])
-        rank = os.open(spec.terminal, os.O_WRONLY | os.O_NOCTTY)
+        (spec, other) = terminal.given_to([ProcessSpec(0, str(log)), ProcessSpec(1, "")])
+        assert user.take.call_count == 1 and other == ProcessSpec(1, "")
+        rank = os.open(spec.terminal, os.O_RDWR | os.O_NOCTTY)
         tty.setraw(rank)
+        assert termios.tcgetwinsize(rank) == (33, 91)
+        for said, count in ((b"ab\x1d\x1d", 0), (b"\x1d", 1)):
+            os.write(typed, said)
+            look()
+            assert os.read(rank, 9) == said and killed.call_args_list == [mock.call(os.getpid(), signal.SIGINT)] * count
+        os.close(typed)
+        look()
         os.write(rank, b"step 1\r")
-        for key, _ in selector.select(5.0):
-            key.data()
+        look()
         os.write(rank, b"\nlast words\r")
+        monkeypatch.setattr(os, "write", Disk(len("step 1") + 1).write)
         os.close(rank)
         terminal.end_attempt()
         assert not selector.get_map()
+        assert terminal.given_to([spec])[0].terminal and user.take.call_count == 2, "another start"
+        terminal.close()
     assert b"".join(call.args[0] for call in user.show.call_args_list) == b"step 1\r\nlast words\r"
-    assert log.read_bytes() == b"step 1\nlast words\r"
+    assert log.read_bytes() == b"step 1\nlast w"
+    lost.assert_called_once_with(0, "No space left on device", len("ords\r"))

@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing
 from types import ModuleType
 from unittest import mock
 
 import pytest
+from fake_agents import FakeClock
 from job_runner import REPOSITORY
 
 from msrun import contract
@@ -21,7 +21,7 @@ from msrun.agent.processes import main_module
 from msrun.agent.processes import progress_board as joining
 from msrun.agent.processes.child import MPOL_BIND, MPOL_PREFERRED, SET_MEMPOLICY
 from msrun.agent.processes.main_module import describe_wait
-from msrun.agent.processes.progress_board import PROGRESS_BOARD, ProgressBoard
+from msrun.agent.processes.progress_board import PROGRESS_BOARD, Progress, ProgressBoard
 
 ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 
@@ -99,7 +99,41 @@ def test_memory_that_cannot_be_had_is_written_down_and_the_process_goes_on():
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("msrun: cannot bind the memory of worker 3 to NUMA node 999: ")
-    assert done.stderr.endswith("; going on without\n")
+    assert done.stderr.endswith("; going on without\n") and "Success" not in done.stderr
+
+
+BECOME = """
+import os, resource, sys, types
+from msrun.agent.processes.child import Given, become
+from msrun.agent.processes.server_handle import ProcessSpec
+from msrun.planning.program import Program
+"""
+
+
+def test_terminal_that_cannot_be_opened_ends_the_process():
+    done = run(f"{BECOME}become(ProcessSpec(0, '/log', terminal='/gone'), Given(os.getppid()))")
+    assert done.returncode == contract.EXIT_CLUSTER
+    assert done.stderr == "msrun: cannot open the terminal /gone: No such file or directory\n"
+
+
+def test_program_that_cannot_be_compiled_is_left_to_the_interpreter_in_the_process_that_it_would_have(tmp_path):
+    """With its environment, its number of threads and of files, and its streams."""
+    (tmp_path / "bad.py").write_text("def")
+    words = f"""{BECOME}
+def told(*words):
+    print(*words, os.environ.get("GONE"), sys.stdin.read(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    print("to stderr", file=sys.stderr)
+sys.modules["torch"] = types.SimpleNamespace(set_num_threads=told)
+os.environ["GONE"] = "1"
+program = Program("script", {str(tmp_path / "bad.py")!r})
+spec = ProcessSpec(0, "out", program, env={{"OMP_NUM_THREADS": "3", "GONE": None}}, error_log_path="err")
+become(spec, Given(os.getppid(), open_files=64))
+"""
+    env = {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+    assert subprocess.run([sys.executable, "-c", words], env=env, cwd=tmp_path, timeout=60).returncode == 1
+    assert (tmp_path / "out").read_text() == "3 None  64\n"
+    said = (tmp_path / "err").read_text()
+    assert said.startswith("to stderr\n") and said.endswith("SyntaxError: invalid syntax\n")
 
 
 @pytest.fixture
@@ -176,50 +210,109 @@ def test_threads_that_keep_a_process_are_named_with_their_place():
         is_over.wait()
 
     threads = [threading.Thread(target=upload, name=name) for name in ("upload", "second")]
-    daemon = threading.Thread(target=is_over.wait, name="daemon", daemon=True)
-    for thread in (daemon, *threads):
+    threads.insert(0, threading.Thread(target=is_over.wait, name="daemon", daemon=True))
+    for thread in threads:
         thread.start()
     stands.wait()
-    try:
-        found = describe_wait()
-    finally:
-        is_over.set()
-        for thread in (daemon, *threads):
-            thread.join()
+    found = describe_wait()
+    is_over.set()
+    for thread in threads:
+        thread.join()
     assert found.startswith("thread upload at test_agent_child.py:") and found.endswith(" in upload and 1 more")
+    is_over.clear()
+    alone = threading.Thread(target=is_over.wait, name="of a library")
+    alone.start()
+    found = describe_wait()
+    is_over.set()
+    alone.join()
+    assert found == "thread of a library"
 
 
-@pytest.mark.parametrize(("status", "code"), [(7, 7), (-signal.SIGINT, 130), (0, 0)])
-def test_process_whose_program_has_failed_is_ended_after_the_limit(monkeypatch, capfd, status, code):
-    monkeypatch.setattr(main_module, "LINGER_S", 0.0)
-    monkeypatch.setattr(main_module, "BUSY_SHARE", 2.0)
-    monkeypatch.setenv(contract.MSRUN_EXIT_TIME_OUT, "0.01")
-    monkeypatch.setattr(os, "_exit", ended := mock.Mock())
-    main_module.watch_end(status, time.monotonic())
-    assert [call.args[0] for call in ended.call_args_list] == [code] * bool(status)
-    assert ("for 0.01 s (--exit_time_out 0.01) the process waits for" in capfd.readouterr().err) == bool(status)
+@pytest.mark.parametrize(
+    ("status", "limit", "code", "after_s"),
+    [
+        (7, "7.5", 7, 14.0),
+        (-signal.SIGINT, "8", 130, 14.0),
+        (0, "7.5", None, 5.0),
+        (7, "0", None, 5.0),
+        (7, "", 7, 306.0),
+    ],
+)
+def test_process_whose_program_has_failed_is_ended_after_the_limit(
+    board, monkeypatch, capfd, status, limit, code, after_s
+):
+    """It works for a second after the first look, which is a sign of life."""
+    clock, ended = FakeClock(), mock.Mock()
+    begin = clock.now
+    monkeypatch.setattr(main_module.time, "sleep", clock.advance)
+    monkeypatch.setattr(main_module.time, "monotonic", clock)
+    monkeypatch.setattr(main_module.time, "process_time", lambda: min(1.0, (clock.now - begin) / 6.0))
+    monkeypatch.setattr(main_module, "describe_wait", lambda: "thread é")
+    monkeypatch.setenv(contract.MSRUN_EXIT_TIME_OUT, limit)
+    monkeypatch.setattr(os, "_exit", ended)
+    main_module.watch_end(status, begin)
+    assert clock.now == begin + after_s
+    assert [call.args[0] for call in ended.call_args_list] == [code] * (code is not None)
+    first, *rest = filter(None, capfd.readouterr().err.splitlines())
+    option = f"--exit_time_out {float(limit or 300):g}"
+    assert first == f"msrun: the program has ended with exit code {status}, the process waits for thread é ({option})"
+    assert len(rest) == len(ended.call_args_list)
+    assert board.read(1) == Progress(name="thread é", ended_at=-begin if status else begin)
+
+
+RUN_EACH = """
+import sys
+sys.path.remove("")
+import os, threading, wsgiref.util
+from msrun.agent.processes.main_module import Main
+from msrun.planning.program import Program
+def refuse(): raise KeyError("of the end")
+for number in range(int(sys.argv[1])):
+    if not (pid := os.fork()):
+        for descriptor in (1, 2):
+            os.dup2(os.open(f"{number}.{descriptor}", os.O_WRONLY | os.O_CREAT), descriptor)
+        main = Main(Program("script", f"{number}.py"))
+        if not number:
+            threading._shutdown = refuse
+        try:
+            main.take_call()()
+        except BaseException as error:
+            main.error = error
+        main.leave()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+FLUSH = "import io\nclass Out:\n    def flush(self): raise io.UnsupportedOperation('of the end')\nsys.stdout = Out()"
+ENDS = [
+    # a program after `import sys`; its exit code, what it writes, and how what it says ends
+    (
+        "import wsgiref; print(wsgiref.OWN, 'wsgiref.util' in sys.modules)",
+        0,
+        "1 False\n",
+        "KeyError: 'of the end'\n",
+    ),
+    ("sys.exit(300)", 44, "", ""),
+    ("sys.exit(-1)", 255, "", ""),
+    ("sys.exit((1 << 63) - 2)", 254, "", ""),
+    ("sys.exit(1 << 63)", 255, "", ""),
+    ("import json; json.kept = open(1, 'wb', closefd=False); json.kept.write(b'kept')", 0, "kept", ""),
+    (FLUSH, 120, "", "\nio.UnsupportedOperation: of the end\n"),
+    (FLUSH + "; sys.exit(7)", 7, "", "\nio.UnsupportedOperation: of the end\n"),
+    ("sys.stderr = None", 0, "", ""),
+]
 
 
 def test_end_is_that_of_the_interpreter(tmp_path):
-    """Of a program that hides a module of the interpreter's; of one whose own threads and functions at exit fail."""
-    for name, text in (("a.py", "import sys, wsgiref; print(wsgiref.OWN); sys.exit()"), ("wsgiref.py", "OWN = 1")):
-        (tmp_path / name).write_text(text)
-    said = """
-import sys, threading, wsgiref
-from msrun.agent.processes.main_module import Main
-from msrun.planning.program import Program
-main = Main(Program("script", sys.argv[1]))
-def refuse(): raise KeyError("of the end")
-threading._shutdown = refuse
-try:
-    main.take_call()()
-except SystemExit as error:
-    main.error = error
-main.leave()
-"""
-    done = subprocess.run([sys.executable, "-c", said, str(tmp_path / "a.py")], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "1\n")
-    assert done.stderr.startswith("Exception ignored in: <module 'threading'") and "KeyError: 'of the" in done.stderr
+    """Of programs that hide a module of the interpreter's, or whose threads and streams fail in the end."""
+    texts = {str(number): f"import sys\n{row[0]}" for number, row in enumerate(ENDS)}
+    for name, text in {"wsgiref": "OWN = 1", **texts}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    words = [sys.executable, "-c", RUN_EACH, str(len(ENDS))]
+    done = subprocess.run(words, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    assert done.stderr == ""
+    for number, (row, code) in enumerate(zip(ENDS, done.stdout.split(), strict=True)):
+        written, said = ((tmp_path / f"{number}.{stream}").read_text() for stream in (1, 2))
+        assert (row[0], int(code), written) == row[:3] and said.endswith(row[3]) and bool(said) == bool(row[3])
+        assert said.startswith("Exception ignored in: <" * bool(said)) and "main_module" not in said
 
 
 def test_without_such_threads_it_is_what_the_main_thread_does(monkeypatch):

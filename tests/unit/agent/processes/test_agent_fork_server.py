@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import types
 import weakref
 from contextlib import closing
 from unittest import mock
@@ -16,11 +15,12 @@ from fake_agents import FakeClock
 from job_runner import run_python
 
 from msrun import contract
-from msrun.agent.processes import child, fork_server
+from msrun.agent.processes import fork_server
 from msrun.agent.processes.process_control import start_time
 from msrun.agent.processes.server_handle import (
     FIRST_SERVER_ID,
     MINDSPORE_SCHEDULER_ID,
+    SCHEDULER_ID,
     ForkServerHandle,
     ProcessSpec,
     ServerProcess,
@@ -31,18 +31,20 @@ from msrun.errors import ClusterError
 from msrun.planning.record_json import encode_record
 
 SINGLE_THREAD = """
-import sys, types
+import sys, threading, types
 from msrun.agent.processes import child, fork_server
 print(fork_server.fork_safety())
 sys.modules["torch.cuda"] = types.SimpleNamespace(is_initialized=lambda: {initialised})
+print(fork_server.fork_safety())
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 print(fork_server.fork_safety())
 """
 
 
 @pytest.mark.parametrize("initialised", [True, False])
-def test_process_with_a_live_accelerator_must_not_fork(initialised):
-    first, second = run_python(SINGLE_THREAD.format(initialised=initialised)).splitlines()
-    assert first == "('fork', '')"
+def test_process_with_a_live_accelerator_or_another_thread_must_not_fork(initialised):
+    first, second, third = run_python(SINGLE_THREAD.format(initialised=initialised)).splitlines()
+    assert first == "('fork', '')" and third.startswith("('exec', '1 threads were started by imports")
     assert second.startswith("('exec', 'torch.cuda was initialised" if initialised else "('fork', '')")
 
 
@@ -88,6 +90,10 @@ class Server:
         while await_input(self._agent, 0.0) and not self._agent.is_closed:
             found += self._agent.receive()
         return found
+
+    def hang_up(self):
+        self._agent.close()
+        self.loop.turn()
 
     def close(self):
         self.loop.close()
@@ -178,6 +184,12 @@ def test_signal_for_a_young_worker_waits_for_its_handler(server, sent, monkeypat
     server.later(1.0)
     server.later(100.0)
     assert sent == [signal.SIGUSR1], "once"
+    monkeypatch.setattr(fork_server.process_control, "handles_signal", lambda *_: False)
+    server.start(5)
+    server.ask("signal", process_ids=[5], signum=signal.SIGUSR1)
+    monkeypatch.setattr(fork_server.Reaper, "reap", lambda _: [(1 << 23, 0, 0.0)])
+    server.later(100.0)
+    assert sent == [signal.SIGUSR1], "whoever has its number now is not meant"
 
 
 def test_end_of_a_grace_does_not_hit_the_next_attempt(server, sent):
@@ -230,12 +242,51 @@ def test_agent_that_stays_stopped_is_ended_and_one_that_goes_on_is_not(server, m
     assert agent == os.getpid() and agent.started_at == start_time(os.getpid()), "nobody who gets its number later"
 
 
-def test_agent_that_is_gone_before_it_has_passed_its_files_leaves_nothing_behind(server, monkeypatch):
-    killed = []
-    monkeypatch.setattr(fork_server.process_control, "kill_descendants", lambda limit_s, *_: killed.append(limit_s))
-    server.passing.close()
-    server.ask("begin", environment={}, stopped_limit_s=0.0, open_files=9)
-    assert server.loop.has_finished and killed
+@pytest.fixture
+def begun(server, sent, monkeypatch, tmp_path):
+    """A server that was given a folder and files, that one worker waits to be started by, and a signal for another."""
+    (tmp_path / "run").mkdir()
+    for name in ("adopt_orphans", "die_with_parent", "kill_descendants"):
+        monkeypatch.setattr(fork_server.process_control, name, mock.Mock(return_value=[4711]))
+    monkeypatch.setattr(fork_server.process_control, "handles_signal", lambda *_: False)
+    with open(os.devnull) as null:
+        server.loop.given.scheduler_fds = os.dup(null.fileno()), os.dup(null.fileno())
+    asked = {"preload": ["never"], "start_method": "exec", "run_dir": str(tmp_path / "run"), "blas_threads": 2}
+    (ready,) = server.ask("prepare", **asked)
+    assert (ready["start_method"], ready["reason"], server.loop.given.blas_threads) == ("exec", "asked for", 2)
+    assert fork_server.process_control.adopt_orphans.called, "and it outlives the agent, to clean up"
+    assert fork_server.process_control.die_with_parent.call_args == mock.call(os.getpid(), 0)
+    assert kinds(server.start(SCHEDULER_ID)) == ["started"]
+    server.ask("pause")
+    server.start(7)
+    server.ask("signal", process_ids=[SCHEDULER_ID], signum=signal.SIGUSR1)
+    sent.clear()
+    return server
+
+
+def test_server_that_rests_forgets_the_part_that_is_over_and_serves_the_next(begun, sent, tmp_path):
+    files = begun.loop.given.scheduler_fds
+    assert begun.ask("rest") == [{"type": "finished", "survivors": [4711]}]
+    assert list(tmp_path.iterdir()) == [] and not begun.loop.has_finished
+    for descriptor in files:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    assert begun.later(100.0) == sent == []
+    assert kinds(begun.start(5)) == ["started"]
+
+
+@pytest.mark.parametrize("has_closed", [True, False])
+def test_agent_that_is_gone_without_a_word_or_before_it_has_passed_its_files_leaves_nothing_behind(
+    begun, tmp_path, has_closed
+):
+    if has_closed:
+        begun.hang_up()
+    else:
+        begun.passing.close()
+        begun.ask("begin", environment={}, stopped_limit_s=0.0, open_files=9)
+    kill = fork_server.process_control.kill_descendants
+    assert kill.call_args_list == [mock.call(5.0, [1 << 23]), mock.call(5.0)], "the scheduler last"
+    assert begun.loop.has_finished and list(tmp_path.iterdir()) == []
 
 
 def test_server_that_does_not_end_is_killed(tmp_path):
@@ -257,14 +308,6 @@ def test_server_that_takes_nothing_is_killed_and_one_that_cannot_be_started_is_t
     assert process.kill.called
     with pytest.raises(ClusterError, match=r"cannot start the fork server \(.*\): No such file or directory"):
         start_fork_server(env={}, working_directory=str(tmp_path / "gone"), log_fd=2)
-
-
-def test_worker_gives_torch_its_own_number_of_threads(monkeypatch):
-    given = []
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=given.append))
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    child.set_torch_threads()
-    assert given == [3]
 
 
 IMPORT = """

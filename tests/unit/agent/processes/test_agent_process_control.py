@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from msrun.agent.processes import process_control
 from msrun.agent.processes.process_control import (
     NO_JOB,
     describe_status,
-    end_job,
     exit_code_of,
     marked_processes,
     read_all_stats,
@@ -44,6 +44,18 @@ def test_descendants_and_session_members_are_found(family):
     assert set(process_control.descendants(os.getpid())) >= {parent, child}
     assert sorted(process_control.session_members([parent])) == sorted(family)
     assert process_control.session_members([]) == []
+
+    def is_told():
+        stats = [stat for pid in family if (stat := read_stat(pid)) is not None]
+        cpu_s, pages = (
+            sum(stat.cpu_ticks / os.sysconf("SC_CLK_TCK") for stat in stats),
+            sum(s.resident_pages for s in stats),
+        )
+        told = process_control.Usage(cpu_s, pages * os.sysconf("SC_PAGE_SIZE"))
+        nothing = process_control.Usage()
+        return cpu_s and process_control.session_usage([parent, 1 << 30]) == {parent: told, 1 << 30: nothing}
+
+    wait_until(is_told, "the use of both, once they sleep")
 
 
 STRANGER = """
@@ -152,8 +164,12 @@ print(os.waitstatus_to_exitcode(ended[0][1]))
 """
 
 
-def test_child_is_collected_when_there_is_no_descriptor_left_for_it():
+def test_child_is_collected_when_there_is_no_descriptor_left_for_it(monkeypatch):
     assert run_python(NO_DESCRIPTOR_LEFT) == "3\n"
+    monkeypatch.setattr(select, "epoll", lambda: mock.Mock(**{"register.side_effect": OSError}))
+    before = os.listdir("/proc/self/fd")
+    process_control.Reaper().watch(os.getpid())
+    assert os.listdir("/proc/self/fd") == before
 
 
 OUTER, INNER = "0123456789abcdef", "fedcba9876543210"
@@ -216,13 +232,16 @@ def test_processes_of_a_job_have_its_id_in_the_environment_that_proc_shows(job_i
     assert {f"{name}={value}" for name, value in right.items()} <= {*shown.stdout.strip().split("\0")}
 
 
-def test_what_is_left_of_a_job_is_killed_and_nothing_else(started):
+def test_what_is_left_of_a_job_is_killed_and_nothing_else_once_its_server_has_ended(started, tmp_path, monkeypatch):
     for job in (OUTER, INNER):
         start(started, sys.executable, "-c", f"import sys; {WAIT}", env={contract.MSRUN_JOB_ID: job})
     ours, other = started
     os.kill(ours.pid, signal.SIGSTOP)
-    end_job(OUTER)
-    assert ours.wait(5) == -signal.SIGKILL
+    monkeypatch.setattr(process_control, "SERVER_END_S", 0.0)
+    process_control.sweep_job(os.getppid(), OUTER, str(tmp_path))
+    assert ours.poll() is None and tmp_path.is_dir(), "that cleans up itself"
+    process_control.sweep_job(1 << 23, OUTER, str(tmp_path))
+    assert ours.wait(5) == -signal.SIGKILL and not tmp_path.exists()
     assert other.poll() is None
 
 

@@ -1,6 +1,7 @@
 """Who watches the workers of a job: for a hang, for ranks that never join, and for processes that linger."""
 
 import os
+import time
 from contextlib import closing
 
 import pytest
@@ -42,14 +43,16 @@ class Watched:
         patch.setattr(board, "read", lambda rank: self.records[rank])
         patch.setattr(job_watch.Watchdog, "look", lambda *_: self.found)
         patch.setattr(job_watch, "request_stacks", lambda *_: None)
-        self.timers = Timers()
+        self.told = []
+        self.clock = FakeClock()
+        self.timers = Timers(self.clock)
         self.watch = JobWatch(
             plan,
             plan.hosts[0],
             board,
             self.timers,
             lambda error, ranks: self.ended.append((error, ranks)),
-            lambda *_, **__: None,
+            lambda kind, **fields: self.told.append((kind, fields)),
         )
         self.membership = self.watch.membership = Membership(range(2))
         for rank in range(2):
@@ -97,6 +100,20 @@ def test_stacks_tell_which_rank_the_others_wait_for_and_where(watched):
     error, *told = found
     assert told == [(1,), {0: "waits in barrier at train.py:41 in step", 1: "at train.py:41 in step"}]
     assert "behind: rank 1 (at train.py:41 in step); rank 0 (waits in barrier" in str(error)
+
+
+def test_ranks_that_linger_are_told_of_once_and_end_the_job_after_the_limit_which_begins_with_a_pause(watched):
+    watched.records = dict.fromkeys(range(2), Progress(name="thread x", ended_at=time.monotonic() - 400.0))
+    for pauses in (True, False):
+        if pauses:
+            watched.watch.note_pause()
+        else:
+            watched.start()
+        watched.clock.advance(1.0)
+        watched.timers.run_due()
+        assert watched.told == [("lingering", {"global_rank": rank, "what": "thread x"}) for rank in range(2)]
+        assert [ranks for _, ranks in watched.ended[1:]] == [(0, 1)] * (not pauses)
+        watched.told.clear()
 
 
 def test_hang_stays_as_it_was_found_where_a_rank_has_written_no_stacks(watched):
@@ -359,6 +376,8 @@ def test_rank_that_computes_for_ever_in_a_collective_or_while_another_waits_does
     hang = workers.look_on(2 * HANG_S, compute)
     assert hang is not None and hang.lagging == lagging
     if lagging == (1,):
+        workers.tell(1, 1)
+        assert workers.look_on(2 * HANG_S, compute) is None, "in its first step it may"
         assert "behind: rank 1 (step 41); rank 0 (step 41, waits in all_reduce of 2 ranks for" in hang.describe()
 
 

@@ -67,7 +67,7 @@ def test_worker_that_cannot_tell_lives_on_and_the_kernels_view_is_written(silent
     wait_until(lambda: kernel_state(silent.pid).startswith("sleeping"), "worker sleeps")
     request_stacks({silent.pid: str(log)}, "no progress")
     assert "cannot write its stacks; the kernel's view: sleeping" in log.read_text()
-    assert is_alive(silent.pid)
+    assert is_alive(silent.pid) and kernel_state(1 << 30) == "gone"
 
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -111,15 +111,17 @@ Thread 0x01 (most recent call first):
   File "/home/me/loader.py", line 7 in load
 
 Current thread 0x02 (most recent call first):
-  File "/home/me/my file.py", line 9 in <module>
+  File "{folder}/my file.py", line {line} in <module>
 """
 
 
-def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path):
+@pytest.mark.parametrize(("line", "waits"), [(1, ""), (2, "waits in work.wait "), (3, ""), (0, "")])
+def test_the_main_thread_counts_and_only_what_came_after_the_wish(tmp_path, line, waits):
     log = tmp_path / "log"
-    log.write_text(LOG + STACKS)
+    log.write_text(LOG + STACKS.format(folder=tmp_path, line=line))
+    (tmp_path / "my file.py").write_text("work = send()\nwork.wait()")
     place = read_place(str(log), len(LOG))
-    assert place is not None and place.describe() == "at my file.py:9 in <module>"
+    assert place is not None and place.describe() == f"{waits}at my file.py:{line} in <module>"
 
 
 @pytest.mark.parametrize("text", ["", "nothing of the kind\n", "Thread 0x01 (most recent call first):\n"])
@@ -190,8 +192,10 @@ def test_kernel_log_that_names_the_process_is_quoted(tmp_path):
     reader = os.open(tmp_path / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(tmp_path / "dev/kmsg", os.O_WRONLY)
     try:
-        text = f"3,500,{now_us},-;Memory cgroup out of memory: Killed process 77 (python) total-vm:9kB\n"
+        text = f"3,500,{now_us - 10**7},-;Memory cgroup out of memory: Killed process 77 (python) total-vm:9kB\n"
         os.write(writer, text.encode())
+        assert watch.explain(77).startswith("sent by somebody"), "it was before this job"
+        os.write(writer, text.replace(str(now_us - 10**7), str(now_us)).encode())
         assert watch.explain(77) == (
             "out of memory: the kernel's log says 'Memory cgroup out of memory: Killed process 77 (python)'"
         )

@@ -48,10 +48,13 @@ def test_file_of_an_earlier_job_is_emptied_and_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_file_with_a_second_name_is_not_written(tmp_path):
+def test_file_with_a_second_name_or_of_somebody_else_is_not_written(tmp_path, monkeypatch):
     (tmp_path / "log").touch()
     (tmp_path / "second").hardlink_to(tmp_path / "log")
     with pytest.raises(PermissionError, match="it has a second name, a hard link"):
+        open_own_file(tmp_path / "log", os.O_WRONLY)
+    monkeypatch.setattr(os, "fstat", lambda _: os.stat_result((0o100600, 0, 0, 1, 4711, *[0] * 5)))
+    with pytest.raises(PermissionError, match="it belongs to user 4711"):
         open_own_file(tmp_path / "log", os.O_WRONLY)
     with pytest.raises(OSError, match="File name too long"):
         read_bytes(tmp_path / ("x" * 300))

@@ -477,7 +477,12 @@ def test_a_dialect_is_known_by_its_keys(value, name):
 
 @pytest.mark.parametrize(
     ("value", "hint"),
-    [({}, "has 'server_list' at its top"), ({"serverList": []}, "rename 'serverList'"), ({"a": 1}, "'server_list'")],
+    [
+        ({}, "has 'server_list' at its top"),
+        ({"serverList": []}, "rename 'serverList'"),
+        ({"a": 1}, "'server_list'"),
+        ({"two\nlines": 1, "\x1b[31m": 2}, r'"two\nlines", "\u001b[31m"'),
+    ],
 )
 def test_json_without_a_telling_key_is_no_rank_table(value, hint):
     with pytest.raises(UnknownDialectError) as caught:

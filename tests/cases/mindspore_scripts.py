@@ -22,7 +22,7 @@ from mindspore import Model, Parameter, ParameterTuple, Tensor, context, mint, n
 from mindspore.common.initializer import HeNormal, Initializer, Normal, TruncatedNormal, XavierUniform, initializer
 from mindspore.nn import LossBase
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
-from mindspore.train.callback import CheckpointConfig, LossMonitor, ModelCheckpoint
+from mindspore.train.callback import Callback, CheckpointConfig, LossMonitor, ModelCheckpoint
 
 SCRIPTS = {}
 """Name -> script."""
@@ -101,6 +101,18 @@ def model_with_two_metrics_by_name():
     net = fixed(Net())
     model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"acc", "loss"})
     show(sorted(model.eval(batches(), dataset_sink_mode=False).items()))
+
+
+@script
+def a_callback_of_ones_own():
+    class Watch(Callback):
+        def step_end(self, run_context):
+            params = run_context.original_args()
+            print("step", params.cur_step_num, "loss", params.net_outputs)
+
+    net = fixed(Net())
+    model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
+    model.train(1, batches(), callbacks=[Watch()], dataset_sink_mode=False)
 
 
 @script

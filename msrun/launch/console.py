@@ -55,7 +55,7 @@ class ProgressLine:
             if self._first is None or step < self._first[0]:  # the first one, or the job was started again
                 self._first = step, now
             first_step, first_at = self._first
-            speed = (step - first_step) / (now - first_at) if step > first_step and now > first_at else None
+            speed = (step - first_step) / (now - first_at) if now > first_at else None
         line = "" if step is None else describe_progress(step, told.total if told.steps else 0, speed, loss)
         return f"rank {self._rank}: {line}" if self._rank and line else line
 
@@ -171,10 +171,6 @@ class Console(Display):
     def observers(self) -> tuple[Observer, ...]:
         return tuple(one for one in (self, self._metrics, self._terminal, self.also) if one is not None)
 
-    def say(self, text: str) -> None:
-        with self._faults.kept_from_job("display (Console)"):
-            self._say(text)
-
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Say the moments that a user wants to know."""
         if kind == "preparing":
@@ -251,11 +247,11 @@ class Console(Display):
         deadline = time.monotonic() + COPY_S
         turns = deque(self._tails)
         turns.rotate(-self._turn)
-        while turns and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
+        while turns and self._tails and output.place(STDOUT).has_room(deadline) and time.monotonic() < deadline:
             tail = turns.popleft()
             self._turn += 1
             self._copy(tail)
-            if tail.has_more and self._tails:
+            if tail.has_more:
                 turns.append(tail)
         if not self._has_live_bar and output.place(STDOUT).has_room():
             for tail in self._tails:
@@ -266,7 +262,8 @@ class Console(Display):
         if output.place(STDOUT).is_open(STDOUT):
             self._print(tail, pieces)
         else:  # `msrun ... | head` has enough, or the disk below `msrun > file` is full
-            self._tails = []
+            while self._tails:
+                self._tails.pop().close()
 
     def _print(self, tail: LogTail, pieces: list[bytes]) -> None:
         descriptor = STDERR if tail.path in self._errors else STDOUT

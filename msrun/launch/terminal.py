@@ -118,7 +118,7 @@ def begin_in_background(foreground: int, job_id: str, log_dir: Path) -> None:
         os.close(descriptor)
 
 
-def detach(*, quiet: bool = False) -> Callable[[str, Path], None]:
+def detach(*, quiet: bool) -> Callable[[str, Path], None]:
     """Return in a background process of its own session. The calling process waits until that calls what is returned,
     with the job's id and log directory, says how to look after the job and exits with 0; if it comes to nothing, with
     the status of the other."""

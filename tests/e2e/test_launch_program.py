@@ -163,7 +163,6 @@ except Exception as error:
             ("raise", "2", r"ValueError no such row msrun: rank 1 on .*worker_1\.log"),
             ("signal", "2", "WorkerFailed rank 1 on .* signal SIGKILL"),
             ("odd", "2", "WorkerFailed rank 1 on .* exit code 1"),
-            ("none", "0", "UsageError msrun --worker_num=0 .*has ended with 2: the function has run on no rank"),
         ],
         key=lambda how, *_: how,
     ),

@@ -1,6 +1,5 @@
 """`msrun --status LOG_DIR` tells of a job that runs, ended, failed or died, from the outside, and touches nothing."""
 
-import json
 import os
 import re
 import sys
@@ -197,24 +196,6 @@ def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun, job, tmp_
     assert steps == sorted(steps)
     assert {row[3] for row in rows[-2:]} == {"done"}
     assert any(line.startswith("job ") and "finished successfully" in line for line in lines[-3:])
-
-
-@pytest.mark.slow
-def test_json_is_one_object_a_line_and_the_last_tells_the_end(msrun, job, tmp_path):
-    watching = msrun.start("--status", "log_output", "--watch=0.2", "--json", cwd=tmp_path)
-    wait_until(lambda: watching.stdout.count("\n") >= 3, "objects are shown")
-    (tmp_path / "go").touch()
-    assert job.finish().code == 0
-    finished = watching.finish()
-    assert finished.code == 0
-    told = [json.loads(line) for line in finished.stdout.splitlines()]
-    first, last = told[0], told[-1]
-    assert (first["state"], last["state"], last["exit_code"]) == ("running", "succeeded", 0)
-    worker = first["workers"][1]
-    assert (worker["pid"], worker["total_steps"], worker["loss"]) == (job.pid_of("1"), 100000, 0.5)
-    assert worker["steps_per_s"] > 0 and worker["memory_bytes"] > 1 << 20 and worker["cpu_s"] >= 0
-    assert worker["last_line"].startswith("training, step ")
-    assert [worker["state"] for worker in last["workers"]] == ["done", "done"]
 
 
 @pytest.mark.slow

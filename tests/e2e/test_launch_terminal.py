@@ -56,18 +56,6 @@ def terminal(on_terminal):
     return on_terminal(SCRIPT, "--worker_num=2")
 
 
-@pytest.mark.slow
-def test_live_line_shows_ranks_and_loss_and_leaves_at_the_end(terminal, tmp_path):
-    terminal.read_until(b"2 of 2 up, 2 running, 0 done")
-    terminal.read_until(b"loss 0.5")
-    (tmp_path / "go").touch()
-    assert terminal.finish() == 0
-    assert b"rank 0 ends\r\n" in terminal.text
-    assert b"all 2 workers finished successfully" in terminal.text
-    after_live = terminal.text.rpartition(b" running, ")[2]
-    assert b"\r\x1b[Kmsrun: all 2" in after_live or b"\r\x1b[Krank 0" in after_live  # it was taken away
-
-
 def test_progress_line_tells_step_share_speed_and_loss_also_of_a_quiet_msrun(on_terminal, tmp_path):
     terminal = on_terminal(REPORTING, "--worker_num=2", "--progress", "--quiet")
     terminal.read_until(b"msrun: step 30/40 [###############-----] 75 %, ")
@@ -103,17 +91,6 @@ while not os.path.exists("go"):
 sys.stderr.write("\\r 20%|## |\\r100%|###|\\n")
 """
 BYTES = b"epoch 1\n\r 10%|#  |\r 20%|## |\r100%|###|\n"
-
-
-@pytest.mark.slow
-def test_bar_on_a_terminal_is_redrawn_in_place_and_stays_with_its_last_state(on_terminal, tmp_path):
-    terminal = on_terminal(BAR, "--worker_num=2")
-    terminal.read_until(b"epoch 1\r\n")
-    terminal.read_until(b"\r\x1b[K 10%|#  |")
-    (tmp_path / "go").touch()
-    assert terminal.finish() == 0
-    assert b"\r\x1b[K100%|###|\r\n" in terminal.text
-    assert terminal.text.count(b"100%|###|\r\n") == 1
 
 
 @pytest.mark.slow
@@ -217,15 +194,6 @@ def test_a_pause_loses_nothing(start, tmp_path):
         text += data
     assert job.process.wait(DEADLINE_S) == 0
     assert [int(line.split()[0]) for line in text.splitlines()] == list(range(4000))
-
-
-@pytest.mark.slow
-def test_a_reader_that_has_enough_does_not_end_the_job(start, tmp_path):
-    job = start("stdout", 7)
-    os.close(job.reader)
-    job.reader = -1
-    (tmp_path / "go").touch()
-    assert job.process.wait(DEADLINE_S) == 7
 
 
 CLOSINGS = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- 2>&-", "<&- >&- 2>&-"]

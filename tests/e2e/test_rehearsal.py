@@ -1,9 +1,7 @@
 """Jobs on several hosts, rehearsed on this machine: ranks, training, failures, restarts, and what is left of them."""
 
 import json
-import os
 import re
-import signal
 import sys
 
 import pytest
@@ -48,17 +46,6 @@ def test_first_failed_worker_ends_the_job_on_every_host(rehearsals, how, code):
         assert "  | RuntimeError: the loss is gone" in job.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("node_rank", [1, 0])
-def test_killed_agent_ends_the_job_and_its_host_is_named(rehearsals, node_rank):
-    job = rehearsals.start("2x1", WORKERS / "wait.py").wait_for_workers(2)
-    os.kill(rehearsals.agent(node_rank), signal.SIGKILL)
-    ended = job.finish()
-    assert ended.code == 3
-    assert f"host{node_rank}: the agent was ended by SIGKILL" in ended.errors[0]
-    rehearsals.runner.prove_nothing_left()
-
-
 @pytest.mark.parametrize("hosts", one_fast("2x2", "1x2"))
 def test_plan_asked_for_is_what_a_run_carries_out(rehearsals, hosts):
     """Devices, cores, interfaces and paths of all hosts; nothing is started for it, and secrets are nowhere in it."""
@@ -77,9 +64,3 @@ def test_plan_asked_for_is_what_a_run_carries_out(rehearsals, hosts):
     assert "sesame" not in text + asked.stdout.decode()
     for worker in real["hosts"][-1]["workers"]:
         assert f"  {worker['log']}\n" in text and worker["cpus"]
-
-
-@pytest.mark.slow
-def test_plan_of_hosts_that_cannot_do_it_is_the_error_of_the_run(rehearsals):
-    errors = [rehearsals.run("2x1", *words, "--chdir=/", "-m", "nothing").errors for words in (["--plan"], [])]
-    assert errors[0] == errors[1] and "no module nothing" in errors[0][0]

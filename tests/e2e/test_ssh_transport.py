@@ -1,7 +1,6 @@
 """Agents over SSH on real OpenSSH servers, each a host of its own in a network namespace."""
 
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -49,7 +48,7 @@ class Launcher:
 
     def open(self, name, text="", command="exec cat", **settings):
         connector = self.connector(text, **settings)
-        connector.prepare([HostEntry(name.rpartition("@")[2])])
+        connector.prepare(HostEntry(name.rpartition("@")[2]))
         return self.open_with(connector, name, command)
 
     def open_with(self, connector, name, command="exec cat"):
@@ -240,20 +239,6 @@ def test_stopped_session_holds_up_nobody_who_closes_the_pipe(ssh_net, launcher):
     assert pipe.exit_status is None
     for pid in sessions:
         os.kill(pid, signal.SIGCONT)
-
-
-@pytest.mark.slow
-def test_options_are_enough_without_any_ssh_config(fleet, tmp_path):
-    """A home without any files of ssh; the host key is accepted once and known from then on."""
-    home = tmp_path / "home"
-    home.mkdir()
-    shutil.copy(fleet.net.client / "id_ed25519", tmp_path / "key")
-    words = ("--ssh_config=none", "--ssh_user=root", "--ssh_port=2222", "--ssh_identity=key", WORKERS / "record.py")
-    refused = fleet.run("host1:1", *words, HOME=str(home))
-    assert refused.code == 3 and "[host1]:2222 is not in known_hosts" in refused.errors[0]
-    assert fleet.run("host1:1", "--ssh_host_keys=accept-new", *words, HOME=str(home)).code == 0
-    assert (home / ".ssh" / "known_hosts").read_text().startswith("[host1]:2222 ssh-ed25519 ")
-    assert fleet.run("host1:1", *words, HOME=str(home)).code == 0
 
 
 @pytest.mark.slow

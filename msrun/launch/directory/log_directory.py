@@ -91,19 +91,18 @@ class JobLock:
         self._log_dir = log_dir
         self._given = log_dir.parent if log_dir.name == job_id else log_dir  # what the user has named
         self._record = LockRecord(job_id, os.getpid(), socket.gethostname(), round(time.time(), 3))
-        self._descriptor = -1
+        self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if self._descriptor < 0:
+        if self._descriptor is None:
             return
         if error is not None:
             with contextlib.suppress(OSError):
                 self._write(replace(self._record, error=str(error) or type(error).__name__), self._descriptor)
         os.close(self._descriptor)
-        self._descriptor = -1
 
     def take(self) -> None:
         """Create the directory (0700) and lock it (UsageError: another job uses it, or it cannot be written)."""
@@ -508,7 +507,6 @@ def _link(path: Path, target: str) -> None:
         temporary.replace(path)
     except OSError:
         temporary.unlink()
-        raise
 
 
 def _remove_job(folder: Path) -> None:

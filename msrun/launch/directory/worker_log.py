@@ -29,13 +29,11 @@ class LogReader:
     def read(self, size_bytes: int) -> bytes:
         """Return the next bytes of one attempt, at most so many; empty when there are none now."""
         while self._files or self.hold():
+            is_over = len(self._files) > 1 or self.hold()  # asked first: nothing is added to one that has a successor
             if data := self._read(size_bytes):
                 return data
-            if len(self._files) == 1 and not self.hold():
+            if not is_over:
                 return b""
-            # It has a successor, so nothing is added to it any more; but that may have happened since it was read.
-            if data := self._read(size_bytes):
-                return data
             os.close(self._files.popleft())
             self.attempt += 1
         return b""

@@ -223,19 +223,15 @@ class FleetRun:
 
     def _write_plan(self) -> None:
         plan = self.plan = self._assemble()
-        job = self._job
-        try:
-            write_private(self._spec.log_dir / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
-            if self._spec.rank_table_file is None:
-                write_rank_table(plan)
-            own = [log for log in plan.log_paths if Path(log).parent == self._spec.log_dir]  # not those of node_1
-            publish(self._spec.log_dir, job.job_id, own, self._spec.log_keep_jobs)
-        except OSError as error:
-            self._fail(UsageError(f"--log_dir {plan.log_dir}: cannot write {error.filename} ({error.strerror})"))
-        except UsageError as error:
-            self._fail(error)
+        job, folder = self._job, self._spec.log_dir
         self._display = Console(self._spec, plan, job.faults, quiet=job.start.quiet)
         try:
+            with refused_as(f"--log_dir {plan.log_dir}: cannot write", at=folder):
+                write_private(folder / contract.PLAN_JSON, json.dumps(plan.to_json(), indent=2) + "\n")
+                if self._spec.rank_table_file is None:
+                    write_rank_table(plan)
+                own = [log for log in plan.log_paths if Path(log).parent == folder]  # not those of node_1
+                publish(folder, job.job_id, own, self._spec.log_keep_jobs)
             self._display.open_metrics()
         except UsageError as error:
             self._fail(error)

@@ -379,7 +379,7 @@ class ListedHosts(Hosts):
         self._add_failure("host", str(error), (node,), error.exit_code)
 
     def _add_failure(self, name: str, text: str, nodes: Sequence[int], exit_code: int = contract.EXIT_CLUSTER) -> None:
-        self.findings.insert(0, Finding("fail", name, text, exit_code, tuple(nodes)))
+        self.findings.append(Finding("fail", name, text, exit_code, tuple(nodes)))
 
     def _has_failed(self) -> bool:
         return fleet_error(self.findings, self._spec.host_entries) is not None

@@ -581,10 +581,8 @@ def _read_program(spec: LaunchSpec) -> tuple[tuple[str, str], ...]:
 
 
 def _check_folder(folder: Path) -> None:
-    if not os.access(folder, os.X_OK):
+    if not (folder.is_dir() and os.access(folder, os.X_OK)):
         raise UsageError(f"{folder}: no such directory there, or no permission; make it, or give --chdir")
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: is no directory there; give --chdir")
 
 
 def _look_at_spool_disk(_spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:

@@ -146,9 +146,9 @@ class HostOpener:
         self._local = {entry for entry in entries if entry.is_rehearsed or entry.has_come or is_this_host(entry)}
         self._shipped = pack_msrun() if spec.ship else ""
         self._connector = None
-        if len(self._local) < len(entries):
+        if far := [entry for entry in entries if entry not in self._local]:
             self._connector = SshConnector(spec.ssh, warn=warn)
-            self._connector.prepare(entry for entry in entries if entry not in self._local)
+            self._connector.prepare(far[0])
         self._open_files = raise_open_files()
 
     def can_resume(self, entry: HostEntry) -> bool:

@@ -19,7 +19,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from msrun.errors import ClusterError, UsageError
@@ -61,11 +61,10 @@ class SshConnector:
         self._config = os.memfd_create("ssh_config", os.MFD_CLOEXEC)  # a file that is gone with the launcher
         self._write_config()
 
-    def prepare(self, entries: Iterable[HostEntry]) -> None:
-        """Have the configuration read first. Raises UsageError: it cannot be, or says what cannot be done."""
-        for entry in list(entries)[:1]:
-            if not self._check(entry):
-                self._warn(UNCHECKED)
+    def prepare(self, entry: HostEntry) -> None:
+        """Have the configuration read first, for one host. Raises UsageError: it cannot be, or says what cannot be."""
+        if not self._check(entry):
+            self._warn(UNCHECKED)
 
     def open(self, entry: HostEntry, command: str, *, deadline: float) -> AgentPipe:
         """Log in on a host and start a command there; where the server hangs up early, again and again. `command`: read

@@ -1,5 +1,7 @@
 """What a console of workers shows, and how: lines, bars, lines of all ranks once, and how far a rank is."""
 
+import os
+import re
 import tempfile
 import time
 from contextlib import closing
@@ -24,6 +26,8 @@ from msrun.planning.placement.host import HostFacts
 
 ProgressRecord = pytest.importorskip("msrun.runtime.progress", exc_type=ImportError).ProgressRecord
 
+ERASE = output.ERASE_LINE.decode()
+
 
 class Screen:
     """A console of two workers whose logs the test writes, and what it prints."""
@@ -31,16 +35,18 @@ class Screen:
     def __init__(self, folder, monkeypatch, **options):
         spec = small_spec(folder, 2, **{"tail_ranks": (0, 1), **options})
         facts = HostFacts("h", "127.0.0.1", (0,))
-        plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
+        plan = self.plan = build_plan(spec, facts, caller={}, job_id="J", run_dir="/tmp/r", master_port=1)
         self.folder = folder
         self.lines = []
         self.text = ""
         self.said = []
-        monkeypatch.setattr(output, "write", lambda _, data, **__: self._write(data.decode()))
+        self.written = []
+        monkeypatch.setattr(output, "write", lambda place, data, **__: self._write(place, data.decode()))
         monkeypatch.setattr(output, "say_lines", self.said.append)
         self.console = Console(spec, plan, OwnFaults(folder, self.said.append, found_in=""), quiet=False)
 
-    def _write(self, text):
+    def _write(self, place, text):
+        self.written.append((place, text))
         self.text += text
         self.lines += text.splitlines()
 
@@ -74,13 +80,18 @@ def screen(tmp_path, monkeypatch):
         yield screen
 
 
-def test_lines_of_workers_are_shown_with_their_rank_as_they_come(screen):
+def test_lines_of_workers_are_shown_with_their_rank_as_they_come_until_nobody_reads_them(screen, monkeypatch):
     screen.write(0, "a\nb")
     screen.write(1, "c\n")
     assert sorted(screen.shown()) == ["[h:0] a", "[h:1] c"]
     screen.write(0, "b\n")
     assert screen.shown() == ["[h:0] bb"]
     assert screen.shown() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(output.Place, "is_open", lambda *_: False)
+        screen.write(0, "c\n")
+        assert screen.shown() == []
+    assert screen.shown() == [], "msrun ... | head has enough"
 
 
 def test_last_lines_of_an_attempt_come_before_those_of_the_next(screen):
@@ -141,6 +152,8 @@ def test_bar_among_several_ranks_is_a_line_of_its_own_now_and_then(screen, monke
     monkeypatch.setattr(time, "monotonic", lambda: now + STATE_S)
     assert screen.shown() == ["[h:0] 10%|##  |"]
     assert screen.shown() == [], "it has not changed"
+    screen.write(0, "\n")
+    assert screen.shown() == [], "nor has it at its end"
     screen.write(0, "\r15%|### |")
     assert screen.shown() == [], "it is not time"
     screen.write(0, "\r99%|####|\nnext\n")
@@ -165,6 +178,7 @@ def test_raw_pieces_of_several_ranks_stay_whole(tmp_path, monkeypatch):
     ("given", "line"),
     [
         ((21, 40, 10.0, "0.048"), "step 21/40 [##########----------] 52 %, 10 steps/s, loss 0.048, 1.9 s left"),
+        ((1, 1, 1.0, ""), "step 1/1 [####################] 100 %, 1 steps/s"),
         ((1, 40, None, ""), "step 1/40 [--------------------] 2 %"),
         ((40, 40, 10.0, ""), "step 40/40 [####################] 100 %, 10 steps/s"),
         ((41, 40, 10.0, ""), "step 41/40 [####################] 100 %, 10 steps/s"),
@@ -184,21 +198,87 @@ def line_of(folder, global_rank):
 
 def test_what_the_rank_reports_goes_before_its_log(tmp_path):
     line = line_of(tmp_path, 2)
-    assert line.text(0.0) == ""
+    assert line.text(1000.0) == ""
     (tmp_path / "worker.log").write_text("step: 7, loss: 0.5\n")
-    assert line.text(10.0) == "rank 2: step 7, loss 0.5"
+    assert line.text(1010.0) == line.text(1015.0) == "rank 2: step 7, loss 0.5"
     (tmp_path / "worker.log").write_text("step: 27, loss: 0.25\n")
-    assert line.text(20.0) == "rank 2: step 27, 2 steps/s, loss 0.25"
+    assert line.text(1020.0) == "rank 2: step 27, 2 steps/s, loss 0.25"
     (tmp_path / "worker.log").write_text("step: 1, loss: 2\n")  # of the next attempt
-    assert line.text(21.0) == "rank 2: step 1, loss 2"
+    assert line.text(1021.0) == "rank 2: step 1, loss 2"
     board = ProgressBoard(tmp_path / PROGRESS_BOARD, 4)
     board.create()
     record = ProgressRecord(str(tmp_path / PROGRESS_BOARD), 2)
     record.begin_step(30)
     record.note_loss(0.125)
     record.note_total(60)
-    assert line.text(22.0) == "rank 2: step 30/60 [##########----------] 50 %, loss 0.125"
+    assert line.text(1022.0) == "rank 2: step 30/60 [##########----------] 50 %, loss 0.125"
     board.close()
+
+
+def test_moments_of_a_job_are_told_in_words(screen):
+    moments = {
+        "preparing": {},
+        "ready": {"reason": "libuv runs"},
+        "started": {"global_rank": 0},
+        "waiting": {"text": "for a lock"},
+        "signal": {"name": "SIGUSR1", "global_ranks": [0]},
+        "hang": {},
+        "lingering": {"global_rank": 1, "what": "a thread"},
+        "stopping": {"reason": "rank 1 failed"},
+        "over": {"reason": "all have ended"},
+    }
+    for kind, fields in moments.items():
+        screen.console.note(kind, fields)
+    screen.console.note("ready", {"reason": "asked for"})
+    screen.console.say("a note")
+    assert screen.console.observers == (screen.console,)
+    screen.console.finish(None, Membership(range(2)), 3)
+    *said, last = screen.said
+    assert said == [
+        f"msrun: 2 workers on h, logs in {screen.folder}",
+        *(f"msrun: {note}" for note in screen.plan.notes),
+        "msrun: workers start by exec, not by fork: libuv runs",
+        "msrun: for a lock",
+        "msrun: signal SIGUSR1 passed on to 1 worker",
+        "msrun: the job is stuck: asking every worker for its stacks",
+        "msrun: the program of rank 1 has ended, its process waits for a thread",
+        "msrun: stopping all workers: rank 1 failed",
+        "msrun: a note",
+    ]
+    assert last.startswith("msrun: all 2 workers finished successfully after restart 3 in 0."), last
+
+
+def test_live_line_tells_states_and_bars_and_gives_way_to_lines(tmp_path, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(os, "isatty", lambda _: True)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "50")
+    with closing(Screen(tmp_path, monkeypatch, tail_ranks=(1,))) as screen:
+
+        def shown():
+            screen.written.clear()
+            screen.shown()
+            return screen.written
+
+        assert shown() == [], "nothing runs yet"
+        screen.run()
+        state = f"{ERASE}msrun: 0 of 2 up, 0 running, 0 done, 0 s"
+        assert shown() == [(2, state)]
+        assert shown() == [], "it has not changed"
+        screen.write(0, "step 3, loss: 0.5\n")
+        screen.write(1, "line\n")
+        assert shown() == [(2, ERASE), (1, "line\n"), (2, f"{state}, loss 0.")]
+        screen.write(1, "\r\x1b[32m##\t" + 60 * "#")
+        assert shown() == [(2, ERASE), (1, f"{ERASE}\x1b[32m## {46 * '#'}\x1b[0m")], "as much as there is room for"
+        screen.write(1, "\rend\n")
+        screen.console.note("stopping", {"reason": "SIGTERM"})
+        assert screen.written[-1] == (1, ERASE)
+        assert shown() == [(1, "end\n")]
+        screen.run()
+        shown()
+        screen.console.pause()
+        assert screen.written[-1] == (2, ERASE)
 
 
 PIECES = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([b"\r", b"\n", b"\r\n", b"ab\r"])), max_size=12)
@@ -302,6 +382,7 @@ def test_colours_alone_may_stay_and_end_with_their_line(text):
 )
 def test_what_becomes_of_text(text, shown):
     assert printable(text) == shown
+    assert re.sub(r"\x1b\[\d*m", "", printable(f"\x1b[1m{text}", keep_colours=True)) == shown
 
 
 def test_one_line_stays_one():

@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
-import shutil
 import socket
+from pathlib import Path
 
 import pytest
+from file_tree import grow
 from plans import small_plan, small_spec
 
 from msrun import contract
@@ -18,6 +19,7 @@ from msrun.launch import metrics_file as module
 from msrun.launch.job import OwnStart, describe_shadowed_package
 from msrun.launch.metrics_file import INTERVAL_S, MetricsFile
 from msrun.launch.trace import build_trace
+from msrun.planning.program import Program
 
 EVENTS = [
     {"time": 100.0, "event": "preparing"},
@@ -162,20 +164,42 @@ def test_full_disk_ends_no_job_and_leaves_no_half_file(path, plan, clock, monkey
 
 def test_scheduler_is_told_of_the_job_first_and_then_of_its_moments_as_they_are(tmp_path):
     with contextlib.ExitStack() as stack:
-        ours, theirs = (stack.enter_context(contextlib.closing(Channel(end))) for end in socket.socketpair())
+        ends = socket.socketpair()
+        ours, theirs = (stack.enter_context(contextlib.closing(Channel(end))) for end in ends)
         record = OwnStart(small_plan(tmp_path, 2), {}, socket.socket(), has_store=True)
         record.follow(ours)
         record.note("started", {"global_rank": 1, "pid": 7})
         job, started = theirs.receive()
+        ends[0].settimeout(0.01)
+        for _ in range(1000):
+            record.note("note", {"text": "x" * 10000})
+        assert ours.is_closed, "one that is stopped is told nothing more"
     assert (job["type"], job["job_id"], job["world_size"], job["has_store"]) == ("job", "J", 2, True)
     assert started == {"type": "started", "global_rank": 1, "pid": 7}
 
 
-@pytest.mark.parametrize("kind", ["clone", "other"])
-def test_a_package_named_msrun_beside_the_script_is_told_of_unless_it_is_a_clone(tmp_path, kind):
-    (tmp_path / "msrun").mkdir()
-    (tmp_path / "msrun" / "__init__.py").touch()
-    if kind == "clone":
-        shutil.copy(contract.__file__, tmp_path / "msrun")
-    told = describe_shadowed_package(small_spec(tmp_path), {})
-    assert told.startswith(f"{tmp_path}/msrun: workers import msrun's own package") == (kind == "other")
+OTHER, BELOW = {"msrun/__init__.py": ""}, {"program": Program("script", "below/x.py")}
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "environment", "named"),
+    [
+        (OTHER, {}, {}, "msrun"),
+        ({"msrun.py": ""}, {}, {}, "msrun.py"),
+        (OTHER, {"program": Program("module", "x")}, {}, "msrun"),
+        (OTHER, BELOW, {"PYTHONPATH": "no:."}, "msrun"),
+        (OTHER, BELOW, {"PYTHONPATH": ""}, None),
+        (OTHER, {}, {"PYTHONSAFEPATH": "1"}, None),
+        (OTHER, {"program": Program("executable", "x")}, {}, None),
+        (OTHER, {"start_method": "exec"}, {}, None),
+        (OTHER | {"msrun/contract.py": Path(contract.__file__).read_text()}, {}, {}, None),
+        ({"msrun/contract.py": ""}, {}, {}, None),
+    ],
+)
+def test_a_package_named_msrun_that_workers_would_import_is_told_of_unless_it_is_a_clone(
+    tmp_path, files, changes, environment, named
+):
+    grow(tmp_path, files)
+    told = describe_shadowed_package(small_spec(tmp_path, **changes), environment)
+    path = f"{tmp_path}/{named}: workers import msrun's own package of that name, not this one; rename it, or give "
+    assert told == (f"{path}--start_method exec, with which they import it and not msrun.runtime" if named else "")

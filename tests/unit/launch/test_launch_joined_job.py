@@ -16,19 +16,22 @@ from plans import small_spec
 
 from msrun import contract
 from msrun.agent.signals import SignalPipe
-from msrun.cluster.connection import NoKey, Seal, hello, read_hello
-from msrun.cluster.messages import FrameBuffer, Inbox, encode_body, encode_message, frame
-from msrun.cluster.protocol import protocol
+from msrun.cluster.connection import Caller, NoKey, Seal, hello, read_hello
+from msrun.cluster.messages import FrameBuffer, Inbox, encode_body, encode_message, frame, pack_hosts
+from msrun.cluster.protocol import HostPart, protocol
 from msrun.cluster.rendezvous import UnresolvedName, listen
 from msrun.errors import ClusterError, Interrupted, MsrunError, PeerFailed, UsageError
 from msrun.launch import joined_job as module
 from msrun.launch import rendezvous
 from msrun.launch.fleet import joined_hosts
 from msrun.launch.fleet.joined_hosts import JoinedHosts
-from msrun.launch.joined_job import DialledPart, JobKey, find_master
+from msrun.launch.job import Start
+from msrun.launch.joined_job import DialledPart, JobKey, dial, find_master
 from msrun.launch.rendezvous import Patience
 from msrun.launch.transport.pipe import MARKER
-from msrun.planning.hosts import HostEntry
+from msrun.planning.hosts import HostAssignment, HostEntry
+
+WAITS = "the job starts again; waiting for its next start"
 
 
 def spec_for(worker_num=2, **changes):
@@ -129,6 +132,17 @@ def test_host_does_not_wait_for_ever_for_an_answer(monkeypatch):
     monkeypatch.setattr(module, "GREETING_S", 0.0)
     with listen("127.0.0.1", 0) as silent, pytest.raises(ClusterError, match="does not answer: is it another program"):
         dial_as(host_request(0), silent.getsockname()[:2])
+
+
+def test_signals_are_heeded_while_a_scheduler_is_silent(monkeypatch):
+    def greet(connection, _):
+        return Caller(connection, TOKEN, "here", lambda: host_request(0))
+
+    with listen("127.0.0.1", 0) as silent, SignalPipe((signal.SIGTSTP,)) as signals:
+        monkeypatch.setattr(rendezvous, "stop_this_process", lambda: signals.tell(signal.SIGTERM))
+        signals.tell(signal.SIGTSTP)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM before all hosts had come"):
+            dial(silent.getsockname()[:2], greet, None, Patience(spec_for(), signals, print))
 
 
 def test_host_shows_another_nonce_at_every_try_and_says_that_nobody_is_there(monkeypatch):
@@ -244,6 +258,26 @@ def test_host_that_waits_heeds_signals_and_misses_the_scheduler():
                 ClusterError, match=r"lost the scheduler at 127.0.0.1:\d+, which .*, before all hosts had"
             ):
                 part.await_part(patience)
+
+
+def test_host_keeps_its_fork_server_from_start_to_start_and_tells_the_launcher_what_it_does(monkeypatch):
+    said, given, server = [], [], mock.Mock()
+    result = mock.Mock(goes_on=True, server=server, failure=None, survivors=())
+    monkeypatch.setattr(module, "run_part", lambda spec, start, own: given.append((spec, start, own)) or result)
+    monkeypatch.setattr(Start, "say", lambda _, text: said.append(text))
+    hosts = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
+    more = {"rank_table": "", "first_attempt": 1, "max_restarts": 2, "folder": 3}
+    part = HostPart("JOB", 1, None, "10.0.0.0", 7, use_shared=False, hosts=pack_hosts(hosts), **more)
+    with OpenGate() as gate, SignalPipe() as signals:
+        with DialledPart(spec_for(log_dir=Path("/logs")), gate.dial(1), 30.0, signals, gate.place) as dialled:
+            assert dialled.run(part, Start({}, "")) is dialled.run(part, Start({}, "")) is result
+            server.kill.assert_not_called()
+        server.kill.assert_called_once_with()
+    assert said[:2] == [f"all 2 hosts have come together again; this is {hosts[1].describe()}", WAITS]
+    (_, _, first), (spec, start, second) = given
+    assert (first.early_server, second.early_server, second.stopped_limit_s) == (None, server, 60.0)
+    assert (spec.log_dir, spec.node_rank, start.job_id) == (Path("/logs/JOB/node_3"), 1, "JOB")
+    assert (spec.first_attempt, spec.max_restarts) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,19 @@ def test_a_file_of_an_earlier_launcher_gives_way_to_a_link_and_a_folder_does_not
     assert (tmp_path / "worker_0.log").is_symlink()
 
 
+def test_a_link_that_cannot_be_moved_into_place_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "replace", lambda *_: os.listdir(tmp_path / "gone"))
+    start_next(tmp_path)
+    assert os.listdir(tmp_path) == [NEW]
+
+
 def test_a_link_that_leads_elsewhere_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "elsewhere")
     assert find_job(tmp_path) == tmp_path
+    os.mkfifo(tmp_path / "worker_0.log")
+    start_next(tmp_path)
+    assert find_job(tmp_path) == tmp_path / NEW and (tmp_path / "worker_0.log").is_fifo(), "nor is a pipe replaced"
 
 
 def test_a_hosts_own_folder_has_its_name_in_the_log_directory_too(tmp_path):

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ def test_record_of_a_job_that_has_just_taken_the_directory_is_waited_for(tmp_pat
     monkeypatch.setattr(module.time, "sleep", lambda _: path.write_bytes(right))
     state = read_lock(tmp_path / "logs")
     assert state.is_held and state.record is not None and state.record.job_id == "first"
+    assert replace(state, record=None).describe() == f"a job that is just starting (pid {holder.pid})"
 
 
 def test_second_job_is_told_who_holds_the_directory_until_that_has_ended(tmp_path, holder):

@@ -153,3 +153,4 @@ def test_log_that_is_not_there_yet_is_empty(tmp_path):
         assert reader.read(10) == b""
         (tmp_path / "log").write_bytes(b"\0\0here\n")
         assert read_all(reader, 1) == b"\0\0here\n", "what a worker writes, whatever it is"
+        assert reader.skip_to_last(3) and read_all(reader) == b"re\n" and not reader.skip_to_last(7)

@@ -12,6 +12,7 @@ from msrun.launch.fleet import agents as module
 from msrun.launch.fleet.agents import AgentLink
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import Way
+from msrun.launch.transport.pipe import MARKER
 from msrun.planning.hosts import HostEntry
 
 SILENCE_S = 60.0
@@ -20,9 +21,9 @@ SILENCE_S = 60.0
 class Host:
     """A link, the pipes that it gets one after the other, and what it posts."""
 
-    def __init__(self, attach=b"attach"):
+    def __init__(self, attach=b"attach", noise=MARKER):
         self.clock = FakeClock()
-        self.pipes = [FakePipe(), FakePipe(), FakePipe()]
+        self.pipes = [FakePipe(noise), FakePipe(), FakePipe()]
         self.deadlines = []
         self._posts = []
         self.faults = []
@@ -55,6 +56,8 @@ class Host:
 
     def _take_first(self, message):
         self.faults += [message["text"]] if message["type"] == "fault" else []
+        if message["type"] == "slip":
+            raise ZeroDivisionError("slip")
         return message["type"] == "log"
 
     def await_post(self, kind):
@@ -152,7 +155,8 @@ def test_silent_connection_is_broken_off(host):
     host.link.beat(SILENCE_S + 1)
     wait_until(lambda: first.is_closed, "it is broken off")
     assert "no sign of life for 61 s" in host.await_post("lost")["reason"]
-    wait_until(lambda: not host.link.is_salvaging, "nobody is let in who would fetch what it has left")
+    wait_until(lambda: len(host.deadlines) == 2, "what it has left is asked for")
+    wait_until(lambda: not host.link.is_salvaging, "nobody is let in who would fetch that")
 
 
 def test_signs_of_life_are_given_at_intervals_and_while_the_launcher_is_stopped_nobody_is_silent(host):
@@ -181,6 +185,16 @@ def test_agent_that_ends_with_a_status_is_lost_with_it(local_host):
     local_host.pipes[0].end(127, "python3: not found")
     lost = local_host.await_post("lost")
     assert (lost["exit_status"], lost["stderr"]) == (127, "python3: not found")
+
+
+@pytest.mark.parametrize(("noise", "said"), [(b"no shell", " (no shell)"), (b" \n", ""), (MARKER, "")])
+def test_connection_that_breaks_before_the_job_is_told_with_what_came_in_place_of_an_agent(noise, said):
+    with contextlib.closing(Host(b"", noise)) as host:
+        host.link.start()
+        host.await_post("opened")
+        host.pipes[0].end()
+        lost = f"host0: the connection to it broke before the job began{said}; {module.CUT_REMEDY}"
+        assert host.await_post("lost")["reason"] == lost
 
 
 @pytest.mark.parametrize("attach", [b"", b"attach"])
@@ -213,9 +227,13 @@ def test_host_that_is_not_reached_yet_is_given_up_when_all_are_dismissed(host):
     assert host.posts() == []
 
 
-def test_fault_of_msrun_itself_loses_the_host_and_is_kept(host):
-    host.refuse(KeyError("a"))
-    host.link.start()
+@pytest.mark.parametrize("moment", ["connecting", "reading"])
+def test_fault_of_msrun_itself_loses_the_host_and_is_kept(host, moment):
+    if moment == "connecting":
+        host.refuse(KeyError("a"))
+        host.link.start()
+    else:
+        host.begin().say("slip", seq=2)
     assert [host.await_post("lost")["reason"]] == [f"host0: {text}" for text in host.faults]
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import pytest
 from fake_agents import FakeClock, FakeLink, FakeSignals
@@ -131,6 +132,15 @@ def test_launcher_is_stopped_all_the_same_where_an_agent_does_not_answer(two, mo
     two.post()
     assert two.hear()
     assert stopped == [True]
+
+
+def test_logs_that_a_lost_host_has_left_are_waited_for_at_the_end(two):
+    link, begin = two.links[0], time.monotonic()
+    link.is_salvaging = True
+    two.agents.loop.call_later(0.0, lambda: setattr(link, "is_salvaging", False))
+    two.agents.close()
+    assert not link.is_salvaging and link.done == ["dismiss", "close"]
+    assert time.monotonic() - begin < module.SALVAGE_S
 
 
 RESTART = {"attempt": 1, "delay_s": 1.0, "reason": "why", "global_ranks": []}

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -21,7 +22,7 @@ from msrun.errors import ClusterError, Interrupted, MsrunError, UsageError
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet import agents
 from msrun.launch.fleet import hosts as module
-from msrun.launch.fleet.hosts import ListedHosts
+from msrun.launch.fleet.hosts import ListedHosts, ask_for_plan
 from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts import HostEntry
@@ -229,12 +230,13 @@ def test_host_that_does_not_fit_is_refused_and_only_reported_by_a_look(make_host
 
 
 def test_what_hosts_say_of_themselves_is_known_before_the_job_runs(make_hosts, tmp_path):
-    hosts = make_hosts(2, master_port=5000)
+    hosts = make_hosts(2, master_port=5000, tls=SimpleNamespace(source="tls.json"))
     hosts.say_of_itself(1, sees_log_dir=True, numpy_version="1.26.0")
     hosts.logs = LogCollector(tmp_path, None, own_logs("worker", {0: (0,), 1: (1,)}))
     ready = hosts.preparation()
     assert ready.shared == {1}
-    (warning,) = ready.warnings
+    warning, tls = ready.warnings
+    assert tls.startswith("--tls_config tls.json: not used: ")
     assert warning.startswith("h1 has 1.26.0, ")
     assert hosts.pipes["h1"].heard_of("job")["job"]["will_run"] is True
     assert hosts.pipes["h0"].heard_of("listen")["port"] == 5000
@@ -273,6 +275,22 @@ def test_host_that_says_no_or_nothing_or_ends_is_named_and_nothing_more_is_asked
     heard = {kind for pipe in hosts.pipes.values() for kind in pipe.heard_kinds}
     asked = ("job", "listen", "reach")
     assert not heard & set(asked[asked.index(told) + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ({"kind": ""}, "h0: no plan of its part within 0.1 s"),
+        ({"kind": "error", "text": "h0: no disk", "exit_code": 3}, "h0: no disk"),
+    ],
+)
+def test_host_that_makes_no_plan_is_the_error_of_a_dry_run(make_hosts, monkeypatch, answer, text):
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    hosts = make_hosts(2)
+    monkeypatch.setattr(module, "HostOpener", lambda *_: hosts.opener)
+    hosts.answer(0, "plan", **answer)
+    with pytest.raises(ClusterError, match=f"^{text}$"):
+        ask_for_plan(hosts.spec, mock.Mock(caller={}, job_id="JOB"))
 
 
 def heard_jobs(hosts, name):

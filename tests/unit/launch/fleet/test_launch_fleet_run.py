@@ -5,16 +5,19 @@ import signal
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from failure_reports import failed, failure_of, fault_of
 from fake_agents import FakeClock, FakeLink, FakeSignals
-from plans import small_spec
+from plans import small_plan, small_spec
 
 from msrun import contract
 from msrun.agent.observer import OwnFaults
 from msrun.cluster.failure import FailureReport
+from msrun.errors import ClusterError
 from msrun.launch.directory.log_directory import EventLog
+from msrun.launch.fleet import fleet_job
 from msrun.launch.fleet.agents import Agents
 from msrun.launch.fleet.fleet_job import END_S, TICK_S, FleetJob, FleetRun
 from msrun.launch.fleet.hosts import ReadyHosts
@@ -54,7 +57,10 @@ class Fleet:
         self.pool = HostPool(self.spec.host_entries, (HostEntry("h2", 1, (0,)),), 0)
         hosts = SimpleNamespace(agents=self.agents, pool=self.pool)
         self.job = FleetJob(self.spec, Start({}, "JOB", quiet=True), hosts, self.events, faults)
-        self.run = FleetRun(self.job, self.spec, ready, self.logs, clock=self.clock)
+        self.said = []
+        self.job.say = self.said.append
+        told = lambda: self.said.append("here")  # noqa: E731
+        self.run = FleetRun(self.job, self.spec, ready, self.logs, told, clock=self.clock)
         self.run.start()
 
     def say(self, node, kind, **fields):
@@ -144,6 +150,9 @@ def test_hosts_of_the_plan_are_all_of_the_job_and_leave_by_any_of_their_names(fl
         fleet.say(node, "planned", host=host_plan(node, node, name=f"machine{node}"), notes=[], target="cpu")
     fleet.hear()
     assert [(one.name, one.ranks) for one in fleet.run.plan.fleet] == [("machine0", (0,)), ("machine1", (1,))]
+    assert fleet.said == [f"2 workers on 2 hosts, logs in {fleet.folder}", "here"]
+    table = json.loads((fleet.folder / contract.RANK_TABLE_JSON).read_text())
+    assert [server["server_id"] for server in table["server_list"]] == ["10.0.0.1", "10.0.0.2"]
     (fleet.folder / contract.DRAIN).mkdir()
     for name, node in (("machine1", 1), ("host0", 0)):
         (fleet.folder / contract.DRAIN / name).touch()
@@ -192,6 +201,8 @@ def test_restart_is_told_once_when_all_hosts_are_ready_and_start(fleet):
         fleet.say(node, "ready", attempt=1, clock_s=time.time())
         fleet.hear()
     assert fleet.told(0) == fleet.told(1) == ["stop", "restart", "start"]
+    assert fleet.links[0].done[0] == "begin"
+    assert [(event["hosts"], event["master"]) for event in fleet.noted("agents_started")] == [(2, "10.0.0.1:4711")]
     (told,) = fleet.noted("restarting")
     assert (told["attempt"], told["global_ranks"]) == (1, [1])
 
@@ -226,6 +237,7 @@ def test_logs_here_are_set_aside_where_a_job_goes_on_elsewhere(fleet):
         (fleet.folder / f"{log}.log").touch()
     fleet.run.set_logs_aside()
     assert {path.name for path in fleet.folder.glob("*.log")} == {f"{log}.attempt_0.log" for log in logs}
+    assert len(json.loads((fleet.folder / contract.attempt_plan_name(0)).read_text())["hosts"]) == 2
 
 
 @pytest.mark.parametrize("skew_s", [-400.0, 400.0])
@@ -290,3 +302,100 @@ def test_first_agent_that_could_not_begin_is_the_reason(fleet):
         fleet.say(node, "error", text="cannot start", exit_code=2 + node)
     assert fleet.finish_failed() == ("h0: cannot start", 2)
     assert len(fleet.noted("fault")) == 1
+
+
+class Starts:
+    """Starts of a job on three hosts, of which two have to be well: of each why it does not begin, or how it ends."""
+
+    def __init__(self, folder, patch, *starts):
+        self.said, self.asked, self.done, self._left, self._folder = [], [], [], list(starts), folder
+        entries = tuple(HostEntry(name, 1, (0,)) for name in "abc")
+        self.pool = HostPool(entries, (), 2)
+        self.agents, self.failed_nodes = SimpleNamespace(interrupt=None), set()
+        self.events, self.spec = [], small_spec(folder, 3, local_worker_num=0, max_restarts=3, host_entries=entries)
+        start = SimpleNamespace(job_id="JOB", say=self.said.append)
+        events = SimpleNamespace(note=lambda kind, fields: self.events.append((kind, fields)))
+        patch.setattr(fleet_job, "FleetRun", self._begin)
+        self.job = FleetJob(self.spec, start, self, events, None)
+        self.note_started = lambda *_: self.done.append("started")
+
+    def run(self, spec, _logs, lost=()):
+        names = "".join(entry.name for entry in spec.host_entries)
+        self.asked.append(
+            (names, spec.worker_num, spec.first_attempt, spec.max_restarts, "".join(e.name for e in lost))
+        )
+        if isinstance(self._left[0], str):
+            self.failed_nodes = {names.index(self._left[0])}
+            raise ClusterError(f"{self._left.pop(0)}: refused")
+
+    def _begin(self, job, spec, _ready, _logs, on_directory):
+        on_directory()
+        lost, late, result = self._left.pop(0)
+        names = [entry.name for entry in spec.host_entries]
+
+        def finish():
+            self.pool.lose([spec.host_entries[names.index(name)] for name in lost])
+            job.attempts.append({"attempt": spec.first_attempt, "reason": f"lost {lost}"})
+            return result
+
+        losses = {names.index(name): f"lost {name}" for name in lost}
+        return mock.Mock(
+            coordinator=SimpleNamespace(begun=spec.first_attempt, losses=losses),
+            late_losses={names.index(name) for name in late},
+            end_reason=f"lost {lost}",
+            plan=small_plan(self._folder),
+            finish=finish,
+            start=lambda: self.done.append("start"),
+            set_logs_aside=lambda: self.done.append("set aside"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("last", "said", "why"),
+    [(("", "c", None), ["lost "], "lost ; then lost c"), ("c", [], "lost b; then c: refused")],
+)
+def test_job_starts_again_on_other_hosts_until_too_few_are_left(tmp_path, monkeypatch, last, said, why):
+    starts = Starts(tmp_path, monkeypatch, ("b", "", None), "c", "b", last)
+    result = starts.job.run(lambda: starts.done.append("directory"))
+    begun = ["start", "started", "set aside"]
+    assert starts.done == ["directory", *begun, *(begun if said else [])]
+    assert starts.asked == [
+        ("abc", 3, 0, 3, ""),
+        ("ac", 2, 1, 2, "b"),
+        ("ab", 2, 1, 2, "c"),
+        ("ac", 2, 1, 2, "b"),
+    ]
+    assert starts.said[:-1] == [
+        "lost b",
+        "restart 1 of 3: starting again on a, c",
+        "c: refused: starting again on a, b",
+        "b: refused: starting again on a, c; left out, failed 2 times: b",
+        *said,
+    ]
+    too_few = "fewer than 2 hosts are left"
+    assert starts.said[-1] == f"not started again: {too_few} (--min_hosts); left out, failed 2 times: b, c"
+    reason = f"{why}; {too_few}"
+    assert (result.failure.reason, result.exit_code, starts.events) == (reason, 3, [("over", {"reason": reason})])
+    assert json.loads((tmp_path / contract.FAILURE_JSON).read_text())["reason"] == reason
+
+
+def test_job_of_which_too_few_are_left_says_so_but_at_its_last_start(tmp_path, monkeypatch):
+    for is_ended in (False, True):
+        starts = Starts(tmp_path, monkeypatch, ("bc", "", "result"))
+        starts.agents.interrupt = is_ended or None
+        assert starts.job.run(lambda: None) == "result"
+        assert starts.said == ["not started again: fewer than 2 hosts are left (--min_hosts)"] * (not is_ended)
+    with pytest.raises(ClusterError, match="b: refused"):
+        Starts(tmp_path, monkeypatch, "b").job.run(lambda: None)
+
+
+@pytest.mark.parametrize("name", [contract.PLAN_JSON, "metrics"])
+def test_job_whose_files_cannot_be_written_ends(fleet, name):
+    (fleet.folder / name).mkdir()
+    object.__setattr__(fleet.spec, "metrics_file", fleet.folder / "metrics")
+    fleet.plan(0, 1)
+    fleet.hear()
+    assert [*map(fleet.told, range(2))] == [["stop"]] * 2
+    (fault,) = fleet.noted("fault")
+    option = "--log_dir" if name == contract.PLAN_JSON else "--metrics_file"
+    assert fault["reason"].startswith(option) and "(it is a directory)" in fault["reason"]

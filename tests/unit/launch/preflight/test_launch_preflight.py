@@ -103,6 +103,21 @@ FAKES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("node_rank", "address", "found"),
+    [(0, "10.0.0.7", ("warn", "old")), (0, "10.0.0.8", ("warn", "old")), (1, "10.0.0.8", ("ok", "as client"))],
+)
+def test_certificates_are_tried_for_all_that_this_host_is(tmp_path, monkeypatch, node_rank, address, found):
+    def open_identity(_, side):
+        return SimpleNamespace(warnings=["old"] * (side == "server"), describe=lambda: f"as {side}")
+
+    monkeypatch.setattr("msrun.cluster.tls.open_identity", open_identity)
+    monkeypatch.setattr("msrun.launch.rendezvous.own_addresses", lambda: {"10.0.0.7": "eth0"})
+    place = {"local_worker_num": 1, "node_rank": node_rank, "master_addr": address}
+    tls = finding_of("tls", replace(spec_for(tmp_path, workers=2, **place), tls=SimpleNamespace()))
+    assert (tls.status, tls.text) == found
+
+
 def test_launcher_has_room_for_a_connection_to_each_host_and_the_logs_of_all(tmp_path, monkeypatch):
     entries = tuple(HostEntry(f"h{node}", 8, tuple(range(8))) for node in range(100))
     spec = replace(spec_for(tmp_path), worker_num=800, local_worker_num=0, host_entries=entries)

@@ -5,16 +5,20 @@ import tempfile
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from plans import small_spec
+from plans import plan_of, small_spec
 
 from msrun import contract
-from msrun.cluster.protocol import HostJob, HostReport, protocol
+from msrun.cluster.messages import pack_hosts, pack_text
+from msrun.cluster.protocol import HostJob, HostPart, HostReport, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent
 from msrun.launch.remote.logs import spool_path
+from msrun.planning.hosts import HostAssignment
+from msrun.planning.placement.host import HostFacts
 from msrun.planning.record_json import encode_record
 
 SPEC = small_spec(Path("/"), 4, local_worker_num=2)
@@ -34,6 +38,18 @@ class Link:
 
     def send(self, kind, **fields):
         self.heard.append({"type": kind, **fields})
+
+
+class LoggingLink(Link):
+    """One that is told of the logs of a part, and sends none."""
+
+    logs = ()
+
+    def send_logs(self, next_log, acknowledge):
+        self.logs += (next_log(),)
+
+    def finish_logs(self):
+        self.logs += ("end",)
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +105,56 @@ def test_port_is_listened_on_until_the_end_and_one_that_is_taken_is_named(served
     (listening,) = link.heard
     assert (listening["type"], listening["port"]) == ("listening", 0)
     assert str(port) in listening["error"] and "leave --master_port out" in listening["error"]
+
+
+@pytest.mark.parametrize(("node_rank", "is_shared"), [(0, False), (1, True), (1, False)])
+def test_part_of_the_job_writes_into_the_agents_folder_and_what_is_not_shared_is_sent(
+    served, tmp_path, monkeypatch, node_rank, is_shared
+):
+    server, result, parts = mock.Mock(), mock.Mock(failure=None, survivors=(7,)), []
+    monkeypatch.setattr(module, "start_fork_server", lambda **_: server)
+    for name in ("SSH_CLIENT", "MSRUN_TOKEN", "OF_LOGIN"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(module, "own_addresses", lambda: {"10.0.0.1": "eth1"})
+
+    plan = plan_of(small_spec(tmp_path, has_trace=True), HostFacts("h", "127.0.0.1", (0,)))
+
+    def run(spec, start, part):
+        report = part.display(spec, plan, None)
+        report.note("running", {})
+        report.say("hello")
+        assert not held, "not before it starts again"
+        report.note("restarting", {})
+        parts.append((spec, start, part))
+        return result
+
+    held = []
+    monkeypatch.setattr(module.LogSender, "hold", lambda logs: held.append(logs))
+    monkeypatch.setattr(module, "run_part", run)
+    shared, spec = tmp_path / "shared", replace(SPEC, preload=("torch",), log_max_bytes=9)
+    hosts = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node}", (node,), (0,)) for node in range(2))
+    told = {"hosts": pack_hosts(hosts), "rank_table": pack_text("{}"), "first_attempt": 0, "max_restarts": 0}
+    part = HostPart("f00d", node_rank, replace(spec, log_dir=shared), "a", 5, use_shared=is_shared, folder=0, **told)
+    listen = {"type": "listen", "address": "127.0.0.1", "port": 0}
+    asked = [job(spec=spec, will_run=True), listen, {"type": "run", "part": encode_record(part)}]
+    _, link = served(*asked, link_type=LoggingLink)
+    server.import_early.assert_called_once_with(("torch",))
+    result.server.kill.assert_called_once_with()
+    ((spec, start, own),) = parts
+    spool, scheduler = spool_path("f00d", 1), ["scheduler.log"] * (node_rank == 0)
+    assert (spec.log_dir, spec.master_addr, spec.master_port) == (spool, "a", 5)
+    assert (spec.worker_log_dir, spec.log_max_bytes) == ((shared, 9) if is_shared else (None, 0))
+    assert spec.rank_table_file.read_text() == "{}" and start.caller["GIVEN"] == "yes"
+    assert start.caller["OF_LOGIN"] == "x" and not start.caller.keys() & {"SSH_CLIENT", "MSRUN_TOKEN"}
+    assert (own.early_server, own.home, own.stopped_limit_s) == (server, str(SPEC.log_dir) * (node_rank == 0), 120.0)
+    assert (own.store_listener is not None) == (node_rank == 0) and own.fleet.own.name == f"h{node_rank}"
+    assert own.fleet.interface == "eth1" * node_rank and len(held) == 1
+    listening, checked, planned, *moments, ended = link.heard[1:2] + link.heard[:1] + link.heard[2:]
+    assert planned["logs"] == [*([] if is_shared else ["worker_0.log", "trace_0.jsonl"]), *scheduler]
+    told = [("running", {}), ("note", {"text": "hello"}), ("restarting", {})]
+    assert [(said["moment"], said["fields"]) for said in moments] == told
+    assert (ended["type"], ended["failure"], ended["survivors"]) == ("result", None, [7])
+    assert link.logs == (None, "end") and checked["report"] and listening["port"]
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def test_launcher_without_a_sign_of_life_is_left(agent, capsys):
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_launcher_that_said_that_it_is_stopped_may_be_silent_for_a_while(agent, is_resumed):
     agent.allow_resuming()
+    agent.link.obey(agent.signals)
     agent.launcher.say("pause", seq=1)
     agent.look()
     agent.pass_time(module.PAUSE_S)
@@ -193,7 +194,8 @@ def test_launcher_that_said_that_it_is_stopped_may_be_silent_for_a_while(agent, 
         agent.launcher.say("resume", seq=2)
         agent.look()
     agent.pass_time(SILENCE_S + 1 if is_resumed else 1.0)
-    assert agent.link.is_orphan
+    assert agent.link.is_orphan and agent.link.goes_on.is_set()
+    assert agent.told == [signal.SIGTSTP, signal.SIGCONT][: 1 + is_resumed]
 
 
 def test_signals_that_come_before_the_job_can_hear_them_are_kept(agent):

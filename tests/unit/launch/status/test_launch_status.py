@@ -24,7 +24,16 @@ from msrun.launch.directory.log_directory import (
     PlanRecord,
     WorkerRecord,
 )
-from msrun.launch.status import JobState, decide_state, drain_host, head_lines, read_status, rich_table, stop_job
+from msrun.launch.status import (
+    JobState,
+    decide_state,
+    drain_host,
+    head_lines,
+    read_status,
+    rich_table,
+    show_logs,
+    stop_job,
+)
 
 RECORD = LockRecord("a", 5, "h", 100.0)
 HELD, FREE = LockState(RECORD, 5), LockState(RECORD, None)
@@ -100,6 +109,15 @@ class Directory:
 @pytest.fixture
 def directory(tmp_path):
     return Directory(tmp_path)
+
+
+def test_logs_of_ranks_that_another_host_has_are_not_looked_for(directory):
+    workers = [{"global_rank": rank, "log": f"/moved/worker_{rank}.log"} for rank in (0, 2)]
+    plan = {"job_id": "a", "run_dir": "/r", "hosts": [{"name": "h", "workers": workers}]}
+    directory.write(contract.PLAN_JSON, plan)
+    (directory.path / contract.EVENTS_JSONL).unlink()
+    with pytest.raises(UsageError, match="--ranks 1: the job has no rank 1; it has ranks 0, 2"):
+        show_logs(directory.path, "1", lines=1, follows=False)
 
 
 def test_use_is_told_of_the_running_workers_of_this_host_alone(monkeypatch):

@@ -236,11 +236,31 @@ def test_rows_are_added_when_something_else_than_their_load_has_changed(capsys):
 def test_json_holds_numbers_or_null_and_the_same_keys_for_every_worker():
     planned = WorkerRow(1, "b", 0, "planned", None, None, float("nan"))
     told = json.loads(render_json(replace(LIVE, rows=(row(0, progress=WAITING), planned))))
-    assert (told["state"], told["exit_code"], told["launcher"]) == ("running", None, {"host": "a", "pid": 7})
-    first, second = told["workers"]
-    assert first.keys() == second.keys()
-    assert (first["waits_s"], first["cpu_s"], first["memory_bytes"], first["total_steps"]) == (12.0, 10.0, 1 << 20, 100)
-    assert (second["pid"], second["loss"], second["steps_per_s"], second["log"]) == (None, None, None, None)
+    first, second = told.pop("workers")
+    nothing = {"job_id": "f00d", "reason": "", "exit_code": None, "restarts": 0, "notes": []}
+    times = {"time": 1000.0, "run_time_s": 75.0}
+    place = {"log_dir": "/logs", "hosts": ["a", "b"], "launcher": {"host": "a", "pid": 7}}
+    assert told == {"state": "running", **nothing, **times, **place}
+    assert first == {
+        "global_rank": 0,
+        "host": "a",
+        "pid": 100,
+        "state": "running",
+        "how": "",
+        "log": "/logs/x.log",
+        "step": 41,
+        "total_steps": 100,
+        "steps_per_s": 2.5,
+        "loss": 0.25,
+        "log_time": 990.0,
+        "waits_s": 12.0,
+        "doing": "step 41, waits in all_reduce of 8 ranks for 12.0 s",
+        "last_line": "line of 0",
+        "cpu_s": 10.0,
+        "memory_bytes": 1 << 20,
+    }
+    texts = {"global_rank": 1, "host": "b", "state": "planned", "how": "", "doing": "", "last_line": ""}
+    assert second == {**dict.fromkeys(first), **texts}
     failed = replace(row(0), state="failed: exit code 5")
     told = json.loads(render_json(replace(LIVE, state=JobState.FAILED, exit_code=5, rows=(failed,))))
     assert (told["state"], told["exit_code"]) == ("failed", 5)

@@ -74,7 +74,7 @@ def hosts():
         host.stream.close()
 
 
-def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts):
+def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody_until_too_much_waits(hosts, monkeypatch):
     slow, other = hosts.add(), hosts.add()
     data = os.urandom(MUCH)
     slow.channel.send(data)
@@ -84,6 +84,13 @@ def test_slow_reader_gets_all_in_its_order_and_holds_up_nobody(hosts):
     assert slow.channel.has_unsent
     assert slow.receive(MUCH + 7) == data + b"the end"
     wait_until(lambda: not slow.channel.has_unsent, "all is sent")
+    monkeypatch.setattr(module, "MAX_UNSENT_BYTES", 10)
+    slow.channel.send(bytes(10))
+    hosts.turn()
+    assert slow.ends == 0 and slow.receive(10)
+    slow.channel.send(bytes(11))
+    hosts.turn()
+    assert slow.ends == 1
 
 
 def test_end_is_told_once_and_after_all_that_was_said(hosts):
@@ -124,7 +131,7 @@ def test_channel_that_is_stopped_in_the_midst_of_writing_may_be_closed(hosts):
     wait_until(lambda: again.came == b"here", "the next one is served")
 
 
-def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts, monkeypatch):
+def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts, monkeypatch, capsys):
     def fail(*_):
         raise EOFError("no more")
 
@@ -137,6 +144,11 @@ def test_connection_that_fails_in_an_unknown_way_ends_alone(hosts, monkeypatch):
     deaf.stream.sendall(b"said")
     good.stream.sendall(b"here")
     wait_until(lambda: deaf.came == b"said" and good.came == b"here", "the others are served")
+    good.came = None
+    good.stream.sendall(b"more")
+    wait_until(lambda: good.ends, "it has ended")
+    hosts.turn()
+    assert "TypeError" in capsys.readouterr().err, "the fault was in the loop's own work"
 
 
 def test_what_was_called_for_is_done_before_the_end():

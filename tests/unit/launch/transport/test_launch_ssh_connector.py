@@ -1,6 +1,7 @@
 """Logins on a server in this process that behaves badly in every way: each its own error, nothing left behind."""
 
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from job_runner import wait_until
@@ -17,10 +19,11 @@ from ssh_net import make_key
 from ssh_server import Behaviour, SshServer, add_key, running_agent
 
 from msrun.errors import ClusterError, UsageError
+from msrun.launch.transport import ssh
 from msrun.launch.transport.pipe import LocalPipe, agent_command
 from msrun.launch.transport.ssh import SshConnector
 from msrun.planning.hosts import HostEntry
-from msrun.planning.spec import SshSettings
+from msrun.planning.spec import NO_CONFIG, SshSettings
 
 DEADLINE_S = 30.0
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
@@ -48,7 +51,7 @@ class Client:
     def open(self, port, command="echo", text="", within_s=DEADLINE_S, **more):
         """Log in on 127.0.0.1 at a port."""
         connector = self.connector(port, text, **more)
-        connector.prepare([HostEntry("h1")])
+        connector.prepare(HostEntry("h1"))
         return connector.open(HostEntry("h1"), command, deadline=time.monotonic() + within_s)
 
     def refused(self, *args, **settings):
@@ -126,7 +129,8 @@ def test_end_of_an_agent_is_known_with_the_end_of_its_stderr(serve, client):
         assert read_all(pipe) == b"" and pipe.exit_status == status
     pipe = client.open(serve().port, "flood 1000000")
     assert read_all(pipe) == b"done" and pipe.exit_status == 0
-    assert pipe.stderr_text().endswith("noise" + "the end") and len(pipe.stderr_text()) <= 16 * 1024
+    text = pipe.stderr_text()  # what ssh itself logs is not in it, but ends a line
+    assert text.replace("\n", "").endswith("noise" + "the end") and len(text) <= 16 * 1024
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "csh", "fish"])
@@ -144,10 +148,14 @@ def test_login_shell_tells_by_which_signal_an_agent_was_ended(tmp_path, shell):
         pipe.close()
 
 
-def test_server_that_hangs_up_at_first_is_tried_again(serve, client):
+def test_server_that_hangs_up_at_first_is_tried_again_and_an_ssh_that_hangs_is_killed(serve, client, monkeypatch):
     server = serve(hang_ups=3)
-    client.open(server.port).close()
+    pipe = client.open(server.port)
     assert server.connections == 4
+    monkeypatch.setattr(ssh, "END_S", 0.01)
+    os.kill(pipe.process.pid, signal.SIGSTOP)
+    pipe.close()
+    assert pipe.process.returncode == -signal.SIGKILL
 
 
 def test_server_that_always_hangs_up_is_named_with_the_tries(serve, client):
@@ -259,9 +267,11 @@ def test_key_with_a_passphrase_is_refused_with_the_remedy(serve, client):
     assert "has it a passphrase? ssh-add ~/id" in client.refused(server.port)
 
 
-def test_way_of_ssh_config_is_quoted_when_it_fails(client):
+def test_way_of_ssh_config_is_quoted_when_it_fails(client, monkeypatch):
+    monkeypatch.setattr(ssh, "FIRST_PAUSE_S", 100.0)
     text = client.refused(22, text="ProxyCommand ls /no/way/to/%h", within_s=1.0)
-    assert "ProxyCommand ls /no/way/to/127.0.0.1: ls: " in text and "No such file or directory (in " in text
+    assert "ProxyCommand ls /no/way/to/127.0.0.1: ls: " in text
+    assert text.endswith("No such file or directory (in 1 try)")
 
 
 @pytest.mark.parametrize("text", ["Foo bar", "Port x", "Include bad/*", "Match exec"])
@@ -273,11 +283,36 @@ def test_config_that_ssh_does_not_take_is_refused_before_anything(client, text):
         client.open(22, text=text.replace("bad", f"{client.home}/bad"))
 
 
-def test_config_that_others_may_write_is_refused(client):
+def test_config_that_others_may_write_or_takes_long_to_read_is_refused(client, monkeypatch):
     connector = client.connector(22)
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="reading it takes more than 0 s; see its"):
+        patch.setattr(ssh, "CHECK_S", 0.0)
+        connector.prepare(HostEntry("h1"))
     client.config.chmod(0o666)
     with pytest.raises(UsageError, match=r"(?i)ssh_config: .*bad owner or permissions"):
-        connector.prepare([HostEntry("h1")])
+        connector.prepare(HostEntry("h1"))
+
+
+def test_ssh_that_cannot_be_started_and_one_that_nobody_wants_any_more_are_refused(client, monkeypatch):
+    connectors = [client.connector(22)]
+    monkeypatch.setattr(shutil, "which", lambda _: "/no/such/ssh")
+    connectors += [client.connector(22)]
+    connectors[0].close()
+    for connector, why in zip(connectors, ("called off", "/no/such/ssh cannot be started (No such"), strict=True):
+        with pytest.raises(ClusterError, match=f"^h1: {re.escape(why)}"):
+            connector.open(HostEntry("h1"), "echo", deadline=time.monotonic() + DEADLINE_S)
+
+
+def test_options_are_enough_and_keys_and_known_hosts_are_those_of_home(serve, client):
+    (client.home / ".ssh").mkdir()
+    server = serve(accepted=frozenset({make_key(client.home / ".ssh" / "id_ed25519").split()[1]}))
+    for policy in ("accept-new", None):
+        settings = {"host_keys": policy, "config_file": Path(NO_CONFIG), "port": server.port, "user": "me"}
+        connector = SshConnector(SshSettings(**settings), warn=client.said.append)
+        client.connectors.append(connector)
+        connector.prepare(HostEntry("127.0.0.1"))
+        connector.open(HostEntry("127.0.0.1"), "echo", deadline=time.monotonic() + DEADLINE_S).close()
+    assert set(server.users) == {"me"} and client.said == []
 
 
 def test_launcher_without_ssh_or_without_a_name_for_its_user_says_so(tmp_path, monkeypatch):

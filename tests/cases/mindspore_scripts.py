@@ -74,19 +74,10 @@ class Images:
 
 
 def batches():
-    return ds.GeneratorDataset(Images(), ["image", "label"], shuffle=False).batch(4)
+    return ds.GeneratorDataset(Images(), column_names=["image", "label"], shuffle=False).batch(4)
 
 
 # -- training -------------------------------------------------------------------------------------------------------
-
-
-@script
-def model_train_with_a_loss_monitor():
-    net = fixed(Net())
-    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    model = Model(net, loss, nn.Momentum(net.trainable_params(), 0.1, 0.9))
-    model.train(2, batches(), callbacks=[LossMonitor(2)], dataset_sink_mode=False)
-    show(net.dense2.weight)
 
 
 @script
@@ -115,25 +106,13 @@ def model_with_two_metrics_by_name():
 @script
 def a_callback_of_ones_own():
     class Watch(Callback):
-        def begin(self, run_context):
-            params = run_context.original_args()
-            print("begin", params.epoch_num, params.batch_num)
-
-        def epoch_begin(self, run_context):
-            print("epoch", run_context.original_args().cur_epoch_num)
-
         def step_end(self, run_context):
             params = run_context.original_args()
             print("step", params.cur_step_num, "loss", params.net_outputs)
-            if params.cur_step_num == 6:
-                run_context.request_stop()
-
-        def end(self, run_context):
-            print("end", run_context.original_args().cur_step_num)
 
     net = fixed(Net())
     model = Model(net, nn.CrossEntropyLoss(), nn.SGD(net.trainable_params(), 0.1))
-    model.train(3, batches(), callbacks=[Watch()], dataset_sink_mode=False)
+    model.train(1, batches(), callbacks=[Watch()], dataset_sink_mode=False)
 
 
 @script
@@ -160,73 +139,6 @@ def save_and_load_a_checkpoint():
     ms.save_checkpoint([{"name": "step", "data": Tensor(3)}], "list.ckpt", append_dict={"epoch": 7})
     other = ms.load_checkpoint("list.ckpt")
     show(other["step"], int(other["epoch"]))
-
-
-@script
-def a_loop_of_value_and_grad():
-    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
-    optimizer = nn.Momentum(net.trainable_params(), 0.05, 0.9)
-
-    def forward(data, label):
-        logits = net(data)
-        return loss_fn(logits, label), logits
-
-    grad_fn = ms.value_and_grad(forward, None, optimizer.parameters, has_aux=True)
-
-    def train_step(data, label):
-        (loss, _), grads = grad_fn(data, label)
-        optimizer(grads)
-        return loss
-
-    net.set_train()
-    for _ in range(2):
-        for step, (data, label) in enumerate(batches().create_tuple_iterator()):
-            loss = train_step(data, label)
-            if step % 2 == 0:
-                print(f"loss: {loss.asnumpy():>7f}  [{step:>3d}/{batches().get_dataset_size():>3d}]")
-
-
-@script
-def a_loop_with_a_test():
-    net, loss_fn = fixed(Net()), nn.CrossEntropyLoss()
-    net.set_train(False)
-    total, test_loss, correct = 0, 0, 0
-    for data, label in batches().create_tuple_iterator():
-        pred = net(data)
-        total += len(data)
-        test_loss += loss_fn(pred, label).asnumpy()
-        correct += (pred.argmax(1) == label).asnumpy().sum()
-    print(f"Test: \n Accuracy: {(100 * correct / total):>0.1f}%, Avg loss: {test_loss / 4:>8f} \n")
-
-
-@script
-def train_one_step_cell():
-    net = fixed(Net())
-    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
-    step.set_train()
-    for row in batches().create_dict_iterator():
-        print(step(row["image"], row["label"]))
-
-
-@script
-def train_one_step_cell_of_ones_own():
-    class Step(nn.Cell):
-        def __init__(self, network, optimizer):
-            super().__init__(auto_prefix=False)
-            self.network, self.optimizer = network, optimizer
-            self.weights = optimizer.parameters
-            self.grad = ops.GradOperation(get_by_list=True)
-
-        def construct(self, *inputs):
-            loss = self.network(*inputs)
-            grads = self.grad(self.network, self.weights)(*inputs)
-            grads = ops.clip_by_global_norm(grads, 1.0)
-            return ops.depend(loss, self.optimizer(grads))
-
-    net = fixed(Net())
-    step = Step(nn.WithLossCell(net, nn.CrossEntropyLoss()), nn.Adam(net.trainable_params(), 0.01))
-    for row in batches().create_dict_iterator():
-        show(step(row["image"], row["label"]))
 
 
 @script
@@ -270,13 +182,6 @@ def a_fixed_loss_scale_of_a_model():
     show(net.dense2.bias)
 
 
-@script
-def a_network_in_float16():
-    net = fixed(Net()).to_float(ms.float16)
-    result = net(Tensor(rows(2, 3, 4)))
-    show(result.dtype == ms.float16, np.round(result.asnumpy().astype(np.float32), 2))
-
-
 # -- optimizers and rates ---------------------------------------------------------------------------------------------
 
 
@@ -303,16 +208,6 @@ def optimizers_of_each_family():
     steps(lambda net: nn.RMSProp(net.trainable_params(), rate, decay=0.8, momentum=0.5))
     steps(lambda net: nn.Adagrad(net.trainable_params(), learning_rate=rate, weight_decay=0.01))
     steps(lambda net: nn.FTRL(net.trainable_params(), learning_rate=rate, l2=0.01))
-
-
-@script
-def more_optimizers():
-    rate = 0.05
-    steps(lambda net: nn.AdaMax(net.trainable_params(), rate))
-    steps(lambda net: nn.Adadelta(net.trainable_params(), rate))
-    steps(lambda net: nn.ASGD(net.trainable_params(), rate))
-    steps(lambda net: nn.Rprop(net.trainable_params(), rate))
-    steps(lambda net: nn.RMSProp(net.trainable_params(), rate, centered=True, momentum=0.5))
 
 
 @script
@@ -351,17 +246,6 @@ def schedules_of_the_rate():
 
 
 @script
-def rates_as_lists():
-    show(
-        nn.cosine_decay_lr(0.01, 0.1, 6, 2, 2),
-        nn.warmup_lr(0.1, 6, 2, 2),
-        nn.piecewise_constant_lr([2, 5], [0.1, 0.05]),
-    )
-    show(nn.polynomial_decay_lr(0.1, 0.01, 6, 2, 2, 0.5), nn.exponential_decay_lr(0.1, 0.9, 6, 2, 1, True))
-    steps(lambda net: nn.Momentum(net.trainable_params(), nn.piecewise_constant_lr([2, 4], [0.1, 0.01]), 0.9))
-
-
-@script
 def an_optimizer_of_ones_own():
     class Plain(nn.Optimizer):
         def __init__(self, params, learning_rate=0.1):
@@ -377,25 +261,6 @@ def an_optimizer_of_ones_own():
             return gradients
 
     steps(lambda net: Plain(net.trainable_params(), 0.05))
-
-
-@script
-def an_optimizer_as_the_heterogeneous_document_has_it():
-    update = ops.MultitypeFuncGraph("update")
-
-    @update.register("Tensor", "Number", "Tensor", "Tensor")
-    def _update(rate, factor, parameter, gradient):
-        return ops.assign(parameter, parameter - rate * factor * gradient)
-
-    class Own(nn.Optimizer):
-        def __init__(self, params):
-            super().__init__(0.1, params)
-            self.map = ops.HyperMap()
-
-        def construct(self, gradients):
-            return self.map(ops.partial(update, self.get_lr(), 0.5), self.parameters, gradients)
-
-    steps(lambda net: Own(net.trainable_params()))
 
 
 # -- cells and layers -------------------------------------------------------------------------------------------------
@@ -431,42 +296,6 @@ def containers_of_cells():
 
 
 @script
-def a_residual_network():
-    class Block(nn.Cell):
-        def __init__(self, channels):
-            super().__init__()
-            self.conv = nn.Conv2d(channels, channels, 3, pad_mode="pad", padding=1)
-            self.norm, self.relu = nn.BatchNorm2d(channels), nn.ReLU()
-
-        def construct(self, x):
-            return self.relu(self.norm(self.conv(x)) + x)
-
-    class Residual(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.stem = nn.Conv2d(1, 2, 3)
-            self.blocks = nn.SequentialCell(Block(2), Block(2))
-            self.pool, self.head = nn.MaxPool2d(2, 2), nn.Dense(8, 3)
-            self.reshape, self.shape = ops.Reshape(), ops.Shape()
-
-        def construct(self, x):
-            x = self.pool(self.blocks(self.stem(x)))
-            return self.head(self.reshape(x, (self.shape(x)[0], -1)))
-
-    net = fixed(Residual())
-    net.set_train()
-    optimizer, loss_fn = nn.Momentum(net.trainable_params(), 0.05, 0.9), nn.CrossEntropyLoss()
-    grad_fn = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, net.trainable_params())
-    for _ in range(3):
-        loss, grads = grad_fn(Tensor(rows(4, 1, 4, 4)), Tensor([0, 1, 2, 0], ms.int32))
-        optimizer(grads)
-        show(loss)
-    net.set_train(False)
-    show(net(Tensor(rows(1, 1, 4, 4))), net.blocks[0].norm.moving_mean)
-    print([one.name for one in net.trainable_params()])
-
-
-@script
 def a_recurrent_network():
     class Reader(nn.Cell):
         def __init__(self):
@@ -498,32 +327,6 @@ def convolutions_of_one_dimension():
     show(fixed(nn.Conv1d(3, 2, 3, has_bias=True))(Tensor(rows(2, 3, 5))))
     show(fixed(nn.Conv1d(3, 2, 2, stride=2, pad_mode="valid"))(Tensor(rows(2, 3, 5))))
     show(fixed(nn.Conv1dTranspose(3, 2, 3, stride=2, pad_mode="pad"))(Tensor(rows(1, 3, 4))))
-
-
-@script
-def attention_by_hand():
-    class Attention(nn.Cell):
-        def __init__(self, width, heads):
-            super().__init__()
-            self.heads, self.depth = heads, width // heads
-            self.q, self.k, self.v, self.out = (nn.Dense(width, width) for _ in range(4))
-            self.softmax, self.matmul = nn.Softmax(), ops.BatchMatMul()
-            self.norm = nn.LayerNorm((width,), epsilon=1e-5)
-
-        def split(self, x):
-            batch, length, _ = x.shape
-            return x.reshape(batch, length, self.heads, self.depth).transpose(0, 2, 1, 3)
-
-        def construct(self, x, mask):
-            q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
-            scores = self.matmul(q, k.transpose(0, 1, 3, 2)) / self.depth**0.5
-            scores = ops.masked_fill(scores, mask, -1e9)
-            found = self.matmul(self.softmax(scores), v).transpose(0, 2, 1, 3).reshape(x.shape)
-            return self.norm(x + self.out(found))
-
-    net = fixed(Attention(4, 2))
-    mask = Tensor(np.triu(np.ones((1, 1, 3, 3)), 1).astype(np.bool_))
-    show(net(Tensor(rows(2, 3, 4)), mask))
 
 
 @script
@@ -607,22 +410,6 @@ def initial_values():
 
 
 # -- tensors, parameters, functions --------------------------------------------------------------------------------------
-
-
-@script
-def the_surface_of_tensors():
-    x = Tensor(rows(2, 3))
-    print(x, tuple(x.shape), x.ndim, x.itemsize, x.nbytes, len(x))
-    print(x.asnumpy().dtype, x.astype(ms.int32).asnumpy().tolist(), tuple(x.T.shape), x.sum(), x.mean(0))
-    x[0, 1] = 5
-    x[1] = Tensor([1.0, 2.0, 3.0])
-    x[:, 2] += 1
-    print(x)
-    print((x > 1).asnumpy(), x[x > 1], x[Tensor([1, 0])], x[..., -1], x[None].ndim)
-    print(Tensor(3.0).asnumpy().item(), float(Tensor(2.5)), int(Tensor(7)), bool(Tensor(True)), Tensor([1, 2]).tolist())
-    a, b = x
-    print(a, b, [int(one) for one in Tensor([3, 4])])
-    print(x.reshape(3, 2), x.view(-1), x.expand_dims(0).ndim, x.swapaxes(0, 1), x.repeat_interleave(2, 0))
 
 
 @script
@@ -736,41 +523,6 @@ def scattered_updates():
 
 
 @script
-def a_pipeline_of_slices():
-    data = ds.NumpySlicesDataset(
-        {"x": np.arange(6, dtype=np.float32), "y": np.arange(6, dtype=np.int32)}, shuffle=False
-    )
-    data = data.map(lambda x: x * 2, input_columns=["x"]).batch(4, drop_remainder=False)
-    print(data.get_dataset_size(), data.get_col_names(), data.get_batch_size())
-    for row in data.create_dict_iterator(output_numpy=True):
-        show(row["x"], row["y"])
-    for x, _ in data.repeat(2).create_tuple_iterator(num_epochs=1):
-        print(x)
-
-
-@script
-def a_pipeline_of_objects():
-    items = [(rows(2) + index, np.array([index], np.int32)) for index in range(5)]
-    data = ds.GeneratorDataset(items, column_names=["data", "label"], shuffle=False)
-    data = data.map(operations=[lambda x: x + 1, lambda x: x.astype(np.float32)], input_columns="data")
-    data = data.batch(2, drop_remainder=True)
-    for epoch in range(2):
-        for row in data.create_dict_iterator():
-            print(epoch, row["data"], row["label"].asnumpy().reshape(-1))
-    print(tuple(next(data.create_tuple_iterator())[0].shape))
-
-
-@script
-def a_pipeline_of_a_generator():
-    def read():
-        for index in range(4):
-            yield rows(2) + index, np.int32(index)
-
-    for row in ds.GeneratorDataset(read, ["data", "label"], shuffle=False).batch(2).create_dict_iterator():
-        print(row["data"], row["label"])
-
-
-@script
 def metrics_by_hand():
     accuracy, top, mae = nn.Accuracy("classification"), nn.TopKCategoricalAccuracy(2), nn.MAE()
     scores, labels = Tensor(rows(4, 3)), Tensor([0, 1, 2, 0], ms.int32)
@@ -805,13 +557,6 @@ def contexts_and_types():
     print(ms.get_auto_parallel_context("parallel_mode"))
     ms.set_seed(3)
     print(ms.get_seed(), ms.is_tensor(Tensor(1)), isinstance(Parameter(Tensor(1.0)), Tensor))
-
-
-@script
-def export_is_refused_or_written():
-    net = fixed(Net())
-    ms.export(net, Tensor(rows(1, 3, 4)), file_name="net", file_format="MINDIR")
-    print([name for name in sorted(os.listdir(".")) if name.startswith("net.")] != [])
 
 
 @script

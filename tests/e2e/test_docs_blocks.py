@@ -113,7 +113,7 @@ class Reader:
 
 
 def pages_with_commands():
-    """All but the README, which has its own test, and the commands that test_launch_tls.py runs."""
+    """All but the README, which has its own test, and the commands that test_launch_several_hosts.py runs."""
     found = []
     for page in doc_pages.pages():
         has_commands = any(b.language in ("sh", "console") and b.is_run for b in doc_pages.blocks(page))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS
+from job_runner import WORKERS, read_record
 
 from msrun.agent.host.host_facts import read_topology
 
@@ -28,10 +28,6 @@ FIRST, SECOND = CPUS[0], CPUS[-1]
 methods = pytest.mark.parametrize("method", one_fast("fork", "exec"))
 
 
-def places(cwd, count):
-    return [json.loads((cwd / f"where_{rank}.json").read_text()) for rank in range(count)]
-
-
 def run(msrun, cwd, *args, **settings):
     finished = msrun.run(*args, cwd=cwd, command=COMMAND, **settings)
     assert finished.code == 0, finished.stderr
@@ -43,13 +39,12 @@ def as_dict(**lists):
 
 
 @methods
-def test_workers_and_their_children_run_on_cores_of_their_own(msrun, tmp_path, method):
+def test_workers_run_on_cores_of_their_own(msrun, tmp_path, method):
     options = ["--bind_core", "--worker_num=2", "--start_method", method]
-    finished = run(msrun, tmp_path, *options, WORKERS / "where.py")
-    found = places(tmp_path, 2)
-    assert [place["cpus"] for place in found] == [[FIRST], [SECOND]]
-    assert [place["child_cpus"] for place in found] == [[FIRST], [SECOND]]
-    assert [place["threads"] for place in found] == ["1", "1"]
+    finished = run(msrun, tmp_path, *options, WORKERS / "record.py")
+    found = [read_record(tmp_path, rank) for rank in range(2)]
+    assert [place["affinity"] for place in found] == [[FIRST], [SECOND]]
+    assert [place["env"]["OMP_NUM_THREADS"] for place in found] == ["1", "1"]
     assert finished.stderr.count("OMP_NUM_THREADS=1 for each worker (its own cores; set it to change)") == 1
     assert [worker["cpus"] for worker in finished.read_json("plan.json")["hosts"][0]["workers"]] == [[FIRST], [SECOND]]
 

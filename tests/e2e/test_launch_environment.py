@@ -29,7 +29,7 @@ def both(msrun_of_module, tmp_path_factory):
         port = probe.getsockname()[1]
     for method in ("fork", "exec"):
         (cwd / f"records_{method}").mkdir()
-        env = {**STALE, "RECORD_DIR": f"records_{method}"}
+        env = {**STALE, "RECORD_DIR": f"records_{method}", "MSRUN_GRACE": "9", "MSRUN_CONFIG": "/dev/null"}
         options = ["--worker_num", str(WORLD_SIZE), "--start_method", method, "--log-dir", f"logs {method}"]
         options += ["--preload=numpy", "--env", f"ODD={ODD_VALUE}", "--env", "BOTH=option", "--env_file", "job.env"]
         options += [f"--master_port={port}"] if method == "exec" else []

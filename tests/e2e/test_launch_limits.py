@@ -1,5 +1,7 @@
 """Limits that a job runs into while it runs, of the kernel, a disk or its time: named with their remedy."""
 
+import json
+import re
 import signal
 import sys
 import uuid
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from asked_cases import one_fast
-from job_runner import WORKERS
+from job_runner import PRELOAD, WORKERS
 
 
 @pytest.mark.slow
@@ -97,39 +99,20 @@ def test_worker_killed_for_its_memory_is_said_to_be(msrun, tmp_path, join_file):
     assert first["excerpt"] == ["rank 1 takes what it can get"]
 
 
-SAVES = """
-import os, signal, sys, time
-
-def save(signum, frame):
-    open(f"saved_{os.environ['RANK']}", "w").write(signal.Signals(signum).name)
-    sys.exit(0)
-
-signal.signal(signal.SIGTERM, save)
-print("training", flush=True)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1:]:
-    sys.exit(1)
-while True:
-    time.sleep(0.1)
-"""
-
-
 @pytest.mark.parametrize(("where", "limit_s"), one_fast(("--worker_num=2", 3), ("--rehearse=2x1", 8)))
 def test_workers_get_term_and_the_job_ends_with_124(msrun, tmp_path, where, limit_s):
-    (tmp_path / "train.py").write_text(SAVES)
-    ended = msrun.run(where, f"--time_limit={limit_s}", "train.py", cwd=tmp_path)
+    ended = msrun.run(where, f"--time_limit={limit_s}", WORKERS / "save_when_ended.py", "SIGTERM", cwd=tmp_path)
     assert ended.code == 124, ended.stderr
     assert f"stopped by --time_limit: the job has run for {limit_s} s" in ended.stderr
-    assert [(tmp_path / f"saved_{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
+    assert all(ended.log(rank).startswith(b"saved after SIGTERM\n") for rank in (0, 1))
 
 
 @pytest.mark.slow
 def test_the_time_of_earlier_attempts_counts_and_no_attempt_follows(msrun, tmp_path):
-    (tmp_path / "train.py").write_text(SAVES)
-    ended = msrun.run(
-        "--worker_num=1", "--time_limit=3", "--max_restarts=3", "--restart_on=1", "train.py", "fail", cwd=tmp_path
-    )
+    words = ["--worker_num=1", "--time_limit=3", "--max_restarts=3", "--restart_on=1"]
+    ended = msrun.run(*words, WORKERS / "save_when_ended.py", "SIGTERM", "fail", cwd=tmp_path)
     assert ended.code == 124, ended.stderr
-    assert (tmp_path / "saved_0").read_text() == "SIGTERM"
+    assert ended.log(0).startswith(b"saved after SIGTERM\n")
     assert len(list(ended.log_dir.glob("worker_0.attempt_*.log"))) == 1
 
 
@@ -158,3 +141,73 @@ def test_log_directory_on_a_full_disk_is_refused_at_once(msrun, tmp_path, small_
     (line,) = finished.stderr.splitlines()
     assert line.startswith(f"msrun: error: --log_dir {log_dir}")
     assert not (small_disk / "logs" / "worker_0.log").exists()
+
+
+# -- jobs that get stuck: the ones that hold the others up named, everybody's stacks written --------------------------
+
+
+def run_stuck(msrun, cwd, how, *options):
+    words = ("--worker_num=2", *PRELOAD, *options, WORKERS / "runtime" / "stuck.py", how)
+    return msrun.run(*words, cwd=cwd, env=msrun.warm())
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), one_fast(("sleep", "step 2"), ("spin", "step 2"), ("stop", "step 2, stopped by a signal"))
+)
+def test_rank_that_holds_others_up_is_named_with_its_step(msrun, tmp_path, how, words):
+    finished = run_stuck(msrun, tmp_path, how, "--hang_time_out=3")
+    assert finished.code == 124, finished.stderr
+    (line,) = finished.errors
+    assert re.search(r"--hang_time_out 3: no progress for [3-9] s; behind: rank 1 \(" + words + r"\)", line), line
+    assert re.search(r"; rank 0 \(step 3, waits in \w+ of 2 ranks", line), line
+    lagging = finished.read_json("failure.json")["lagging"]
+    assert [worker["global_rank"] for worker in lagging] == [1]
+    assert "hold_the_others_up" in finished.log(1).decode()
+    assert "hold_the_others_up" in finished.stderr, "its stack is part of the report"
+    other = finished.log(0).decode()
+    assert "stacks of all threads:" in other and "in wait" in other
+
+
+@pytest.mark.parametrize("method", one_fast("fork", "exec"))
+def test_silence_of_a_plain_script_is_found(msrun, tmp_path, method):
+    (tmp_path / "w.py").write_text("import time\ndef asleep(): time.sleep(600)\nprint('begin', flush=True)\nasleep()\n")
+    finished = msrun.run("--worker_num=2", f"--start_method={method}", "--hang_time_out=1", "w.py", cwd=tmp_path)
+    assert finished.code == 124
+    assert re.search("no progress for [1-9] s; running: ranks 0-1", finished.errors[0])
+    expected = "in asleep" if method == "fork" else "cannot write its stacks; the kernel's view: sleeping"
+    assert expected in finished.log(0).decode()
+    assert expected in finished.log(1).decode()
+
+
+@pytest.mark.parametrize("where", one_fast("--worker_num=3", "--rehearse=3x1"))
+def test_torchs_flight_recorder_names_the_collective_that_one_rank_has_not_begun(msrun, tmp_path, where):
+    script = WORKERS / "plain_stuck.py"
+    warm = msrun.warm() if where == "--worker_num=3" else {}
+    finished = msrun.run(where, *PRELOAD, "--hang_time_out=2", script, cwd=tmp_path, env=warm)
+    assert finished.code == 124, finished.stderr
+    if where == "--worker_num=3":
+        held = 1 + script.read_text().splitlines().index("    time.sleep(600)")
+        assert f"; behind: rank 1 (at plain_stuck.py:{held} in hold_the_others_up)" in finished.errors[0]
+        assert re.search(r"; ranks 0, 2 \(waits in all_reduce at plain_stuck\.py:\d+ in step\)", finished.errors[0])
+    dumps = [json.loads((finished.log_dir / f"flight_recorder_{rank}.json").read_text()) for rank in range(3)]
+    newest = [dump["entries"][-1] for dump in dumps]
+    assert [entry["retired"] for entry in newest] == [False, True, False]
+    begun = newest[1]["collective_seq_id"]
+    assert [entry["collective_seq_id"] for entry in newest] == [begun + 1, begun, begun + 1]
+
+
+EARLY = r"rank 1 (exited early \(code 0\)|left the job early)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("leave", 1, rf"{EARLY}; rank 0 on \S+ then failed: exit code 1"),
+        ("release", 1, r"rank 1 left the job early; rank 0 on \S+ then failed: exit code 1"),
+    ],
+)
+def test_rank_that_leaves_while_others_need_it_is_named_and_not_called_a_hang(msrun, tmp_path, how, code, words):
+    finished = run_stuck(msrun, tmp_path, how)
+    assert finished.code == code, finished.stderr
+    assert re.search(words, finished.errors[0])

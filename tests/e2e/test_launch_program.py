@@ -51,15 +51,6 @@ def test_script_of_the_working_directory_wins_over_a_module_of_the_callers(msrun
     assert msrun.run("--worker_num=1", "train.py", cwd=tmp_path, command=command_without_cwd()).code == 0
 
 
-@pytest.mark.slow
-def test_pytest_runs_a_file_of_tests_on_every_rank(msrun, tmp_path):
-    (tmp_path / "case.py").write_text("import os\ndef test_wrong():\n    assert os.environ['RANK'] == '0'\n")
-    finished = msrun.run("--worker_num=2", "pytest", "-q", "-p", "no:cacheprovider", "case.py", cwd=tmp_path)
-    assert finished.code == 1
-    assert finished.read_json("failure.json")["first_failure"]["global_rank"] == 1
-    assert b"assert os.environ['RANK'] == '0'" in finished.log(1)
-
-
 # -- a script that can be read only once, and arguments that differ by rank -----
 
 SHOWS = "import os, sys\nprint(os.environ['RANK'], sys.argv[1:], __name__)\n"

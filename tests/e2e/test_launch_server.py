@@ -1,8 +1,6 @@
 """Parameter servers as processes of a job: started, watched, named when they fail, and gone with the job."""
 
-import contextlib
 import os
-import re
 import signal
 import socket
 
@@ -10,8 +8,6 @@ import pytest
 from asked_cases import one_fast
 from job_runner import PRELOAD, WORKERS, wait_until
 from server_losses import expected_losses, losses
-
-from msrun.server.connection import CLAIM_BYTES, MAGIC, NONCE_BYTES, PREFIX
 
 PROGRAM = WORKERS / "runtime" / "server_training.py"
 FOR_EVER = "1000000"
@@ -47,29 +43,6 @@ def test_servers_go_with_the_job(msrun, tmp_path, victim):
         assert f"{who} on {host} failed first: signal SIGKILL" in finished.errors[0]
         assert finished.code == 128 + signal.SIGKILL
     msrun.prove_nothing_left()
-
-
-@pytest.mark.slow
-def test_strangers_at_a_servers_port_are_closed_and_the_job_goes_on(msrun, tmp_path):
-    job = start(msrun, tmp_path, "5", "3")
-    job.wait_for(tmp_path / "at_0", tmp_path / "at_1")
-    log = job.log_dir / "server_0.log"
-    found = re.search(r"listens on (\S+):(\d+)", log.read_text())
-    assert found is not None
-    too_long = PREFIX.pack(MAGIC, 1 << 31, 1 << 60)
-    for said in (bytes(CLAIM_BYTES), b"\xff" * 4096, b"GET / HTTP/1.1\r\n\r\n" * 9, too_long * 9):
-        with socket.create_connection((found[1], int(found[2])), timeout=20) as stranger:
-            assert len(stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
-            stranger.sendall(said)
-            with contextlib.suppress(ConnectionResetError):  # it has not read all that was said
-                assert stranger.recv(1) == b"", "the server answers a stranger"
-    silent = socket.create_connection((found[1], int(found[2])))
-    (tmp_path / "go").touch()
-    finished = job.finish()
-    silent.close()
-    assert finished.code == 0, finished.stderr
-    assert log.read_text().count("refused a connection: a worker without the token of this job") == 4
-    assert re.search(r"^server 0 ends: \d+ pieces of \d+ bytes, 5 steps$", log.read_text(), re.MULTILINE)
 
 
 @pytest.mark.slow

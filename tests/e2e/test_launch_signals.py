@@ -14,15 +14,21 @@ def start_waiting(msrun, cwd, *words, **settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGINT", ("--rehearse=2x1",)))
+    ("name", "where"),
+    one_fast(("SIGINT", ()), ("SIGHUP", ()), ("SIGQUIT", ()), ("SIGTERM", ()), ("SIGINT", ("--rehearse=2x1",))),
 )
-def test_worker_does_its_last_work_on_the_signal_that_came(msrun, tmp_path, name, where):
+def test_signal_stops_the_job_and_gives_its_status_after_the_last_work_of_the_workers(msrun, tmp_path, name, where):
     job = start_waiting(msrun, tmp_path, *where, WORKERS / "save_when_ended.py", name)
     job.send(getattr(signal, name))
     finished = job.finish()
     assert finished.code == 128 + getattr(signal, name)
     for rank in (0, 1):
         assert finished.log(rank).decode().splitlines() == [f"saved after {name}", "finally", "atexit"]
+    failure = finished.read_json("failure.json")
+    assert (finished.errors, failure["first_failure"]) == ([f"msrun: error: stopped by {name}"], None)
+    assert failure["reason"] == f"stopped by {name}"
+    assert {other["state"] for other in failure["others"]} == {"done"}
+    msrun.prove_nothing_left(deadline_s=0)
 
 
 # -- those that are passed on -----------------------------------------------------------------------------------------

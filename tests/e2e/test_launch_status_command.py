@@ -3,9 +3,11 @@
 import os
 import re
 import sys
+from contextlib import closing
 
 import pytest
 from job_runner import WORKERS, wait_until
+from terminal import Terminal
 
 STEPS = """
 import os, time
@@ -54,40 +56,6 @@ def test_running_job_is_shown_with_its_workers_steps_and_losses(msrun, msrun_her
     assert ended.code == 0
     assert re.match(rb"job \S+: finished successfully: all workers ended", ended.stdout)
     assert [row[3] for row in rows(ended)] == ["done", "done"]
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        (["--status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["--status", "train.py"], r"--status \S*/train.py: is a file; give the --log_dir of a job"),
-        (["--status", "."], r"--status \S*: no job has used it; give the --log_dir of a job"),
-        (["--stop", "."], r"--stop \S*: no job has used it; give the --log_dir of a job"),
-        (["--status", ".", "train.py"], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
-        (["--status", ".", "--stop", "."], r"--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"),
-        (["--status"], r"--status: no value after it; msrun --help"),
-        (["logs"], r"msrun logs \S*/log_output: no such directory; give the --log_dir of a job"),
-        (["status", "nowhere"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["logs", "--rnk", "0"], r"--rnk: no such option"),
-        (["--watch"], "--watch: shows a job that was started before; give its --status LOG_DIR, too"),
-        (["--json", "train.py"], "--json: shows a job that was started before; give its --status LOG_DIR, too"),
-        (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
-        (["--status", ".", "--watch=never"], "--watch: 'never': give a number of seconds, 0.1 to 86400"),
-        (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
-        (["--status", "nowhere", "--watch"], r"--status \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["trace", "nowhere"], r"msrun trace \S*/nowhere: no such directory; give the --log_dir of a job"),
-        (["trace", "train.py"], r"msrun trace \S*/train.py: is a file; give the --log_dir of a job"),
-        (["trace", "."], r"msrun trace \S*: no job has used it; give the --log_dir of a job"),
-        (["trace"], "Missing argument 'LOG_DIR'; see msrun trace --help"),
-    ],
-)
-def test_wrong_words_are_refused(msrun_here, tmp_path, words, pattern):
-    (tmp_path / "train.py").touch()
-    finished = msrun_here(*words, cwd=tmp_path)
-    assert finished.code == 2
-    assert len(finished.stderr.splitlines()) == 1
-    assert re.match(f"msrun: error: {pattern}", finished.stderr)
-    assert os.listdir(tmp_path) == ["train.py"]
 
 
 @pytest.mark.slow
@@ -154,3 +122,86 @@ def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun, cw
     lines = follower.stdout.splitlines()
     assert sorted(lines[-2:]) == [f"[{rank}] last words of rank {rank} in attempt 1" for rank in (0, 1)]
     assert len(lines) == len(set(lines))
+
+
+# -- `--status LOG_DIR --watch` follows a job to its end: on a terminal, through a pipe, as JSON ----------------------
+
+SCRIPT = """
+import os, sys, time
+from msrun.runtime import report_progress
+rank = int(os.environ["RANK"])
+step = 0
+while not os.path.exists("go"):
+    step += 1
+    report_progress(step, 0.5, total=100000)
+    print("training, step", step, flush=True)
+    open(f"ready_{rank}", "w").close()
+    time.sleep(0.02)
+if rank == 1 and os.path.exists("fail"):
+    sys.exit("no more data")
+"""
+
+
+@pytest.fixture
+def job(msrun, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return msrun.start("--worker_num=2", "train.py", cwd=tmp_path).wait_for_workers(2)
+
+
+def watch_on_terminal(msrun, cwd):
+    return Terminal(msrun, cwd, "--status", "log_output", "--watch=0.2", env={"LINES": "30"})
+
+
+@pytest.mark.slow
+def test_terminal_shows_one_table_and_keeps_the_last_one(msrun, job, tmp_path):
+    with closing(watch_on_terminal(msrun, tmp_path)) as terminal:
+        terminal.read_until(b"steps/s", 3)
+        terminal.read_until(b" MiB")
+        (tmp_path / "fail").touch()
+        (tmp_path / "go").touch()
+        assert terminal.finish() == 1
+    assert job.finish().code == 1
+    plain = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", terminal.text).decode()
+    assert re.search(r"\n0 +\S+ +running +\d+/100000 +[\d.]+ +0\.5 +\d+% +\d+ MiB +training, step \d+", plain), plain
+    last = plain[plain.rindex("\r\nlogs in") :]
+    assert re.search(r"\n1 +\S+ +failed: exit code 1 .*no more data", last), last
+    assert terminal.text.count(b"\x1b[1A") > 10  # drawn in place
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_with_130_and_the_terminal_as_it_was(msrun, job, tmp_path):
+    with closing(watch_on_terminal(msrun, tmp_path)) as terminal:
+        terminal.read_until(b"steps/s", 2)
+        terminal.type(b"\x03")
+        assert terminal.finish() == 130
+        assert not terminal.is_raw
+    assert terminal.text.rindex(b"\x1b[?25h") > terminal.text.rindex(b"\x1b[?25l")  # the cursor is there
+    assert b"Traceback" not in terminal.text
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+
+
+def test_pipe_gets_the_headings_once_and_rows_that_have_changed(msrun, job, tmp_path):
+    watching = msrun.start("--status", "log_output", "--watch=0.2", cwd=tmp_path)
+    wait_until(lambda: watching.stdout.count(" running ") >= 6, "rows are shown")
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0
+    finished = watching.finish()
+    assert (finished.code, finished.stderr) == (0, "")
+    lines = finished.stdout.decode().splitlines()
+    assert "\x1b" not in finished.stdout.decode()
+    assert sum(line.startswith("time ") for line in lines) == 1
+    rows = [re.split(r"  +", line) for line in lines if re.match(r"\d\d:\d\d:\d\d ", line)]
+    steps = [int(row[4].partition("/")[0]) for row in rows if row[1] == "0"]
+    assert steps == sorted(steps)
+    assert {row[3] for row in rows[-2:]} == {"done"}
+    assert any(line.startswith("job ") and "finished successfully" in line for line in lines[-3:])
+
+
+@pytest.mark.slow
+def test_reader_that_has_enough_is_no_error(msrun, job, tmp_path):
+    piped = ["bash", "-c", '"$@" | head -c 100 >/dev/null; exit ${PIPESTATUS[0]}', "bash"]
+    ended = msrun.start("--status", "log_output", "--watch=0.1", "--json", cwd=tmp_path, prefix=piped).finish()
+    assert (ended.code, ended.stderr) == (0, "")
+    (tmp_path / "go").touch()
+    assert job.finish().code == 0

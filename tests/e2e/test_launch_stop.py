@@ -1,15 +1,13 @@
 """`--stop LOG_DIR` ends the job of a directory; with `--join=False` it goes on in the background until then."""
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
 from asked_cases import one_fast
-from job_runner import REPOSITORY, WORKERS, is_alive, wait_until
+from job_runner import WORKERS, is_alive, wait_until
 
 HOLDER = """
 import time
@@ -22,23 +20,6 @@ lock.take()
 print("held", flush=True)
 time.sleep(60)
 """
-
-
-@contextlib.contextmanager
-def holder(cwd):
-    """Hold a lock as a launcher does whose record names another host."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"held\n"
-            yield process
-        finally:
-            process.kill()
 
 
 def stop(msrun, cwd, *words, log_dir="log_output", **settings):
@@ -54,10 +35,12 @@ def test_launcher_that_was_suspended_ends(msrun, tmp_path):
     assert job.finish().code == 128 + signal.SIGTERM
 
 
-def test_job_of_another_host_is_left_alone(msrun_here, tmp_path):
-    with holder(tmp_path) as process:
-        stopped = msrun_here("--stop", "log_output", cwd=tmp_path)
-        assert process.poll() is None
+def test_job_of_another_host_is_left_alone(msrun, msrun_here, tmp_path):
+    holder = msrun.start(cwd=tmp_path, command=[sys.executable, "-c", HOLDER])
+    wait_until(lambda: holder.stdout == "held\n", "the lock is held as by a launcher on another host")
+    stopped = msrun_here("--stop", "log_output", cwd=tmp_path)
+    assert holder.process.poll() is None
+    holder.send(signal.SIGKILL)
     assert stopped.code == 3
     assert re.fullmatch(
         r"msrun: error: --stop \S+: job held \(pid \d+ on host elsewhere\) belongs to host elsewhere, "

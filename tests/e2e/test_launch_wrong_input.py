@@ -78,6 +78,10 @@ WRONG = {
         ["--token_file=plain", "train.py"],
         r"--token_file plain: others may read it \(mode 0644\); chmod 600",
     ),
+    "TLS file": (
+        ["--tls_config=tls.json", "--worker_num=2", "--local_worker_num=1", "--master_addr=192.0.2.1", "train.py"],
+        r"--tls_config tls\.json: ca_cert_path .*/b: cannot be read \(No such file or directory\)",
+    ),
     "env name": (["--env=1X=2", "train.py"], r"--env '1X': not a variable name"),
     "env rank": (["--env=RANK=3", "train.py"], r"--env RANK: msrun sets it"),
     "env not set here": (["--env=NOT_SET_HERE", "train.py"], r"--env NOT_SET_HERE: not set here"),
@@ -135,7 +139,64 @@ WRONG = {
     "SSH to nobody": (["--ssh", "train.py"], r"--ssh: no hosts are given"),
     "logs of hosts in a file": (["--hosts=h1", "--log_dir=plain", "train.py"], r"plain is a file; give a directory"),
     "line break in a name": (["a\nb.py"], r"a\\nb\.py: no such file"),
+    "zeros": (["--config=/dev/zero", "train.py"], r"--config /dev/zero: cannot be read .more than 1000000 bytes"),
+    "settings of a directory": (["--config=.", "train.py"], r"--config \.: cannot be read \(Is a directory\)"),
+    "settings of no file": (["--config=no.yaml", "train.py"], r"--config no\.yaml: cannot be read \(No such file"),
+    "check and dry run": (["--check", "--dry_run", "train.py"], r"--check and --dry_run: give one of the two"),
     "words of the script are not ours": (["no.py", "--debug"], r"no\.py: no such file"),
+}
+GIVE_JOB = "give the --log_dir of a job"
+ONE_OF_THREE = "--status LOG_DIR, --stop LOG_DIR and SCRIPT: give one of the three"
+STARTED_BEFORE = "shows a job that was started before; give its --status LOG_DIR, too"
+OF_COMMANDS = {
+    # of what looks at a job that was started before
+    "status of nothing": (["--status", "nowhere"], rf"--status \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "status of a file": (["--status", "train.py"], rf"--status \S*/train.py: is a file; {GIVE_JOB}"),
+    "status of no job": (["--status", "."], rf"--status \S*: no job has used it; {GIVE_JOB}"),
+    "stop of no job": (["--stop", "."], rf"--stop \S*: no job has used it; {GIVE_JOB}"),
+    "status of a script": (["--status", ".", "train.py"], ONE_OF_THREE),
+    "status and stop": (["--status", ".", "--stop", "."], ONE_OF_THREE),
+    "status without a value": (["--status"], r"--status: no value after it; msrun --help"),
+    "logs of nothing": (["logs"], rf"msrun logs \S*/log_output: no such directory; {GIVE_JOB}"),
+    "words of status": (["status", "nowhere"], rf"--status \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "rank of logs": (["logs", "--rnk", "0"], r"--rnk: no such option"),
+    "watch of nothing": (["--watch"], f"--watch: {STARTED_BEFORE}"),
+    "JSON of a script": (["--json", "train.py"], f"--json: {STARTED_BEFORE}"),
+    "JSON of nothing": (["--status", "--json"], "--status --json: give the --log_dir of a job after --status"),
+    "watch without end": (
+        ["--status", ".", "--watch=never"],
+        "--watch: 'never': give a number of seconds, 0.1 to 86400",
+    ),
+    "watch in no time": (["--status", ".", "--watch=0"], "--watch: '0': give a number of seconds, 0.1 to 86400"),
+    "watched nothing": (["--status", "nowhere", "--watch"], rf"--status \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "trace of nothing": (["trace", "nowhere"], rf"msrun trace \S*/nowhere: no such directory; {GIVE_JOB}"),
+    "trace of a file": (["trace", "train.py"], rf"msrun trace \S*/train.py: is a file; {GIVE_JOB}"),
+    "trace of no job": (["trace", "."], rf"msrun trace \S*: no job has used it; {GIVE_JOB}"),
+    "trace without a value": (["trace"], "Missing argument 'LOG_DIR'; see msrun trace --help"),
+}
+OF_FILES = {
+    # name: (content of wrong.yaml, pattern that the line has to match after the name of the file)
+    "file, near miss": (b"grace: 1\nworker_nmu: 4\n", r"wrong\.yaml, line 2: worker_nmu: .*did you mean worker_num\?"),
+    "file, no number": (
+        b"worker_num: four\n",
+        r"wrong\.yaml, line 1: worker_num: 'four': give a number, auto, gpu or cpu",
+    ),
+    "file, choice": (b"start_method: spawn\n", r"wrong\.yaml, line 1: start_method: 'spawn' is not one of"),
+    "file, not UTF-8": (b"log_dir: caf\xe9\n", r"wrong\.yaml: cannot be read \(not UTF-8 text\)"),
+    "file, too large": (b"# " + b"x" * 1_000_000, r"wrong\.yaml: cannot be read .more than 1000000 bytes"),
+    "file, args alone": (b"args: [a]\n", r"wrong\.yaml, line 1: args: there is no script"),
+    "file, version": (b"version: 2\n", r"wrong\.yaml, line 1: version 2: this msrun reads version 1"),
+    "file, range": (b"grace: -1\n", r"--grace -1: must be 0 or more .*\(grace is set by wrong\.yaml\)"),
+    "file, reserved": (b"env: {RANK: 3}\n", r"--env RANK: msrun sets it .*\(env is set by wrong\.yaml\)"),
+    "file, script": (b"script: trian.py\n", r"trian\.py: no such file in .*did you mean train\.py\?"),
+}
+WITHOUT_SCRIPT = ("file, script", "file, args alone")
+OF_VARIABLES = {
+    # name: (variables, pattern that the line has to match)
+    "variable": ({"MSRUN_GRACE": "abc"}, r"MSRUN_GRACE=abc: 'abc' is not a valid float"),
+    "variable truth": ({"MSRUN_QUIET": "perhaps"}, r"MSRUN_QUIET=perhaps: 'perhaps': give True or False"),
+    "variable quotes": ({"MSRUN_ENV": "API_KEY='hunter2"}, r"MSRUN_ENV: a quote in it does not close"),
+    "variable misspelled": ({"MSRUN_WORKER_NMU": "2"}, r"MSRUN_WORKER_NMU: .*did you mean MSRUN_WORKER_NUM\?"),
 }
 
 
@@ -146,6 +207,7 @@ def cwd(tmp_path):
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     (tmp_path / "plain").chmod(0o644)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "tls.json").write_text('{"client_cert_path": "a", "ca_cert_path": "b"}')
     (tmp_path / "bad.env").write_text("A=1\nno sign\n")
     (tmp_path / "binary").write_bytes(b"A=\xff\n")
     two, one = (encode_table(build_table([("127.0.0.1", count)])) for count in (2, 1))
@@ -158,21 +220,28 @@ def listing(folder):
     return sorted(os.listdir(folder))
 
 
-DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "dry run", "option without its value"}
+DRY_RUN_EXCEPTIONS = {"log dir cannot be made", "TLS file", "dry run", "option without its value"}
 """What only an attempt can show, and what takes away the option itself."""
-REFUSALS = [("run", name) for name in WRONG] + [("dry run", name) for name in WRONG if name not in DRY_RUN_EXCEPTIONS]
-FAST = [f"run/{name}" for name in WRONG] + [f"dry run/{name}" for name in ("missing script", "env rank", "devices")]
+REFUSALS = [("run", name) for name in (*WRONG, *OF_COMMANDS, *OF_FILES, *OF_VARIABLES)]
+DRY_RUNS = [("dry run", name) for name in WRONG if name not in DRY_RUN_EXCEPTIONS]
+FAST = [f"run/{name}" for _, name in REFUSALS] + ["dry run/missing script", "dry run/env rank", "dry run/devices"]
 
 
-@pytest.mark.parametrize(("how", "name"), slow_but(FAST, REFUSALS))
+@pytest.mark.parametrize(("how", "name"), slow_but(FAST, REFUSALS + DRY_RUNS))
 def test_wrong_input_is_refused_in_one_line(msrun_here, cwd, how, name):
-    arguments, pattern = WRONG[name]
+    given, pattern = {**WRONG, **OF_COMMANDS, **OF_FILES, **OF_VARIABLES}[name]
+    arguments, env = (given, {}) if isinstance(given, list) else (["train.py"], given)
+    if isinstance(given, bytes):
+        (cwd / "wrong.yaml").write_bytes(given)
+        arguments, env = ["--config=wrong.yaml", *([] if name in WITHOUT_SCRIPT else ["train.py"])], {}
+        pattern = f"--config {pattern}" if pattern.startswith("wrong") else pattern
     before = listing(cwd)
-    finished = msrun_here(*(["--dry_run"] if how == "dry run" else []), *arguments, cwd=cwd)
+    finished = msrun_here(*(["--dry_run"] if how == "dry run" else []), *arguments, cwd=cwd, env=env)
     assert finished.code == 2, finished.stderr
     assert finished.stderr.count("\n") == 1
     assert finished.stderr.startswith("msrun: error: ")
     assert re.search(pattern, finished.stderr), finished.stderr
+    assert "hunter2" not in finished.stderr
     assert finished.stdout == b""
     assert listing(cwd) == before
 

@@ -184,16 +184,6 @@ def test_a_pod_asked_to_stop_lets_its_workers_save_and_says_so(cluster, workers,
     assert all(ended[rank // 2].log(rank).startswith(b"saved after SIGTERM\n") for rank in range(4))
 
 
-@pytest.mark.slow
-def test_wrong_input_has_the_status_that_ends_the_job_for_good(cluster, tmp_path):
-    pods = cluster("jobset", "absent.py", cluster_time_out=5, max_restarts=1)
-    jobs = pods.start(tmp_path, {})
-    pods.publish_names()
-    codes = [job.finish().code for job in jobs]
-    assert codes == [2, 2]
-    assert fate_of(pods.manifest, codes) == "failed"
-
-
 @pytest.mark.parametrize("kind", RESTARTING)
 def test_a_job_starts_again_after_statuses_that_a_restart_may_repair(kind):
     text, other = (render_manifest(kind, {**VALUES, "max_restarts": count}, ["train.py"]) for count in (1, 0))

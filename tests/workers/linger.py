@@ -1,7 +1,6 @@
 """linger.py RANK HOW [STATUS]: the program of rank RANK ends, with exit code STATUS, and its process does not.
 
-HOW: thread (a thread that is no daemon), atexit (a function of atexit), both for as long as the file `go` is missing;
-busy (such a thread that computes).
+HOW: thread (a thread that is no daemon), atexit (a function of atexit), both for as long as the file `go` is missing.
 """
 
 import atexit
@@ -14,8 +13,7 @@ from pathlib import Path
 
 def upload():
     while not Path("go").exists():
-        if sys.argv[2] != "busy":
-            time.sleep(0.5)  # more often would be a sign of life
+        time.sleep(0.5)  # more often would be a sign of life
     Path("uploaded").touch()
 
 

@@ -1,4 +1,7 @@
-"""Ready as wait.py; on the signal whose name is given, of INT by Python's own exception, say what a script saves."""
+"""Ready as wait.py; on the signal whose name is given, of INT by Python's own exception, say what a script saves.
+
+With `fail` the first attempt fails.
+"""
 
 import atexit
 import os
@@ -8,6 +11,8 @@ import time
 from pathlib import Path
 
 NAME = sys.argv[1]
+if sys.argv[2:] == ["fail"] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(1)
 
 
 def interrupt(*_):

@@ -167,12 +167,46 @@ def test_a_field_that_a_kind_lists_changes_what_it_renders(kind):
             assert render_manifest(kind, values) != before, setting.name
 
 
-def test_what_a_kind_has_no_place_for_is_refused_with_the_kinds_that_have():
-    with pytest.raises(BadValue, match=r"max_restarts=3: must be left out: .*mpijob.*; remove it, or .*jobset"):
-        render("mpijob", {**MINIMAL, "max_restarts": 3})
+WITHOUT_SPARES = {
+    "pytorchjob": "its operator ends the job with the first pod that fails",
+    "mpijob": "mpirun ends all hosts with the first that is lost",
+    "leaderworkerset": "any pod that ends starts the whole group again",
+    "rayjob": "its entrypoint ends with the first node that is lost",
+    "compose": "a job of the kind compose has no place for it",
+}
+OF_A_TABLE = {"spares": 1, "max_restarts": 1, "rank_table": True, "device_target": "Ascend"}
+REFUSED = [
+    ("mpijob", {"max_restarts": 3}, r"max_restarts=3: must be left out: .*mpijob.*; remove it, or .*jobset"),
+    ("ascendjob", {}, "device_target='CPU': must be Ascend with ascendjob"),
+    ("compose", {"device_target": "Ascend"}, "must be CPU or GPU with compose"),
+    ("slurm", {"device_target": "Ascend"}, "must be CPU or GPU with slurm"),
+    ("slurm", {"spares": 1}, "spares=1: must be 0 with max_restarts=0"),
+    ("volcano", OF_A_TABLE, "must be 0 with rank_table=true, because the table names the hosts"),
+    *(
+        (kind, {"spares": 1}, f"spares=1: must be left out: {why}; remove it, or choose indexed-job, jobset")
+        for kind, why in WITHOUT_SPARES.items()
+    ),
+    *(("slurm", {"sbatch": {key: "x"}}, "sbatch") for key in ("account x", "-A", "", "a\nb")),
+    ("slurm", {"sbatch": {"account": "x\n#SBATCH --uid=0"}}, "sbatch"),
+    ("jobset", {"restart_on": "75"}, r"restart_on='75': must be left out with max_restarts=0"),
+    (
+        "jobset",
+        {"max_restarts": 1, "restart_on": "75", "no_restart_on": "75"},
+        r"no_restart_on=75: must be another status",
+    ),
+    ("jobset", {"no_restart_on": "256"}, r"no_restart_on='256': must be a list of exit statuses from 1 to 255"),
+    ("jobset", {"no_restart_on": "BANG"}, r"no_restart_on='BANG': must be a list of exit statuses"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "words"), REFUSED)
+def test_what_a_kind_cannot_have_is_refused_with_the_reason(kind, values, words):
+    with pytest.raises(BadValue, match=words):
+        render(kind, {**({"name": "t"} if kind == "slurm" else MINIMAL), **values})
+
+
+def test_a_default_is_taken_by_kinds_that_have_no_place_for_another_value():
     assert render("mpijob", {**MINIMAL, "max_restarts": 0})
-    with pytest.raises(BadValue, match="device_target='CPU': must be Ascend with ascendjob"):
-        render("ascendjob", MINIMAL)
 
 
 # Hostile text
@@ -429,17 +463,3 @@ def test_jobsets_start_again_after_the_statuses_that_msrun_would(kind, container
 def test_scripts_hand_the_lists_of_statuses_to_msrun(kind):
     text = render(kind, {**MINIMAL, "max_restarts": 1, "restart_on": "75,KILL"})
     assert "--restart_on=75,137" in text and "no_restart_on" not in text
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"restart_on": "75"}, r"restart_on='75': must be left out with max_restarts=0"),
-        ({"max_restarts": 1, "restart_on": "75", "no_restart_on": "75"}, r"no_restart_on=75: must be another status"),
-        ({"no_restart_on": "256"}, r"no_restart_on='256': must be a list of exit statuses from 1 to 255"),
-        ({"no_restart_on": "BANG"}, r"no_restart_on='BANG': must be a list of exit statuses"),
-    ],
-)
-def test_lists_of_statuses_that_contradict_themselves_are_refused(values, words):
-    with pytest.raises(BadValue, match=words):
-        render("jobset", {**MINIMAL, **values})

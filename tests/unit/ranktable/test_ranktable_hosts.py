@@ -106,25 +106,23 @@ def test_key_of_a_name_and_of_an_address_are_those_of_one_host():
 
 ENTRIES = parse_hostfile("h1 slots=4\nh2 devices=4-7\nn[1-2] slots=2\n[fd77::9]:2\nlazy", ListedHost, "f")
 
-INCLUDED = [
-    ("H1", {"h1": (0, 1, 2, 3)}),
-    ("h1@h2", {"h1": (0, 1, 2, 3), "h2": (4, 5, 6, 7)}),
-    ("h1:0,2", {"h1": (0, 2)}),
-    ("h1:1-2@h2:7,4", {"h1": (1, 2), "h2": (4, 7)}),
-    ("h1:0@h1:3", {"h1": (0, 3)}),
-    ("h1:0@h1", {"h1": (0, 1, 2, 3)}),
-    ("n[1-2]:1", {"n1": (1,), "n2": (1,)}),
-    ("[fd77::9]:1", {"fd77::9": (1,)}),
-    ("FD77:0::9", {"fd77::9": (0, 1)}),
-    ("lazy", {"lazy": ()}),
-    ("lazy:0,5", {"lazy": (0, 5)}),
-]
-
-EXCLUDED = [
-    ("h1@h2@n[1-2]@fd77::9", {"lazy": ()}),
-    ("h2@n1@n2@[fd77::9]@lazy", {"h1": (0, 1, 2, 3)}),
-    ("h1:0,2@h2@n1@n2@[fd77::9]@lazy", {"h1": (1, 3)}),
-    ("h1:0-3@h2@n1:0@n2@[fd77::9]@lazy", {"n1": (1,)}),
+CHOSEN = [
+    # --include, --exclude, what stays
+    ("H1", None, {"h1": (0, 1, 2, 3)}),
+    ("h1@h2", None, {"h1": (0, 1, 2, 3), "h2": (4, 5, 6, 7)}),
+    ("h1:0,2", None, {"h1": (0, 2)}),
+    ("h1:1-2@h2:7,4", None, {"h1": (1, 2), "h2": (4, 7)}),
+    ("h1:0@h1:3", None, {"h1": (0, 3)}),
+    ("h1:0@h1", None, {"h1": (0, 1, 2, 3)}),
+    ("n[1-2]:1", None, {"n1": (1,), "n2": (1,)}),
+    ("[fd77::9]:1", None, {"fd77::9": (1,)}),
+    ("FD77:0::9", None, {"fd77::9": (0, 1)}),
+    ("lazy", None, {"lazy": ()}),
+    ("lazy:0,5", None, {"lazy": (0, 5)}),
+    (None, "h1@h2@n[1-2]@fd77::9", {"lazy": ()}),
+    (None, "h2@n1@n2@[fd77::9]@lazy", {"h1": (0, 1, 2, 3)}),
+    (None, "h1:0,2@h2@n1@n2@[fd77::9]@lazy", {"h1": (1, 3)}),
+    (None, "h1:0-3@h2@n1:0@n2@[fd77::9]@lazy", {"n1": (1,)}),
 ]
 
 REFUSED_FILTERS = [
@@ -151,15 +149,9 @@ def left(entries):
     return {entry.name: entry.device_ids for entry in entries}
 
 
-@pytest.mark.parametrize(("text", "stay"), INCLUDED)
-def test_only_what_is_included_stays(text, stay):
-    found = left(select_hosts(ENTRIES, text, None))
-    assert list(found.items()) == list(stay.items())
-
-
-@pytest.mark.parametrize(("text", "stay"), EXCLUDED)
-def test_what_is_excluded_goes(text, stay):
-    assert left(select_hosts(ENTRIES, None, text)) == stay
+@pytest.mark.parametrize(("include", "exclude", "stay"), CHOSEN)
+def test_what_is_included_stays_and_what_is_excluded_goes(include, exclude, stay):
+    assert list(left(select_hosts(ENTRIES, include, exclude)).items()) == list(stay.items())
 
 
 def test_nothing_said_leaves_the_list_as_it_is():

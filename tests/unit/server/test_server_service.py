@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import secrets
+import socket
 import sys
 from contextlib import suppress
 
@@ -336,6 +337,9 @@ def served(tmp_path):
     process.join(DEADLINE_S)
     assert process.exitcode == 0
     process.close()
+    said = os.read(hears.fileno(), 1 << 16).decode()
+    assert said.count("refused a connection: a worker without the token of this job") == 1
+    assert re.search(r"^server 0 ends: 1 pieces of \d+ bytes, \d+ steps$", said, re.MULTILINE), said
     hears.close()
 
 
@@ -346,6 +350,7 @@ def ask(connection, message):
 
 def test_workers_are_served_whatever_others_say(served):
     first = served(0)
+    silent = socket.create_connection(first._stream.getpeername())
     assert ask(first, Message("create", CREATE)).kind == "done"
     for rank, index, token, words in (
         (1, 0, secrets.token_bytes(32), "closed the connection"),
@@ -372,7 +377,7 @@ def test_workers_are_served_whatever_others_say(served):
     assert ask(first, Message("filled", {"shard": [0, 0]})).kind == "done"
     reply = ask(second, Message("rows", {"shard": [0, 0]}, [torch.tensor([1])]))
     assert torch.equal(reply.tensors[0], values[1:])
-    for connection in (first, second):
+    for connection in (first, second, silent):
         connection.close()
 
 

@@ -143,7 +143,7 @@ def test_signals_are_bytes_until_the_end_but_for_the_hangup_that_nohup_ignores(r
         request.addfinalizer(partial(signal.signal, number, signal.getsignal(number)))
         signal.signal(number, signal.SIG_IGN if is_nohup and number == signal.SIGHUP else before)
     hold_signals()
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     with SignalPipe((signal.SIGUSR1,), ignore_afterwards=ignores, time_limit_s=0.01) as pipe:
         for number in SIGNALS[:4]:
             signal.raise_signal(number)

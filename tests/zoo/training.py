@@ -138,7 +138,7 @@ class Outcome:
 def outcome_of(reports):
     """Return what came of a case by what its ranks tell."""
     if all(report.kind == "done" for report in reports):
-        return Outcome(max((report.trained for report in reports), key=lambda value: (value != value, value)))
+        return Outcome(max((report.found for report in reports), key=lambda value: (value != value, value)))
     if all(report.kind == "refused" for report in reports):
         return Outcome(refusal=reports[0].message)
     return Outcome(failure="\n".join(f"rank {n}: {r.trace or 'no error'}" for n, r in enumerate(reports)))

@@ -363,10 +363,8 @@ def take_gradients(case, parameters, called, x, y, named):
 
 def whole_state(case, saved, folder):
     """Return every parameter and buffer; ranks leave them in a checkpoint, unless a state_dict is asked for."""
-    if case.finish == "state_dict":
+    if case.finish == "state_dict" or folder is None:
         return {name: whole_of(value) for name, value in saved.state_dict().items()}
-    if folder is None:
-        return {name: whole_of(value) for name, value in (*saved.named_parameters(), *saved.named_buffers())}
     save_checkpoint(saved, folder / "checkpoint")
     return {}
 

@@ -52,11 +52,6 @@ MODES = {
 _WHOLE_BATCH = ("tensor parallel", "pipeline")
 
 
-def modes_of(entry):
-    """Return the modes that make sense for a model."""
-    return [mode for mode in MODES if mode not in entry.left_out]
-
-
 def tolerance(entry):
     """Return the relative difference of a loss that is allowed."""
     return 1e-10 if entry.is_float64 else 1e-5

@@ -51,15 +51,15 @@ def batch(seed=1):
     return tuple(torch.randn(4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
 
 
-def backward(step, right, seed=1, *, data=batch, give=tuple):
+def backward(step, right, seed=1, *, data=batch, give=tuple, loss_of=F.mse_loss):
     *inputs, y = data(seed)
-    loss, expected = step(*give((*inputs, y))), F.mse_loss(right(*inputs), y)
+    loss, expected = step(*give((*inputs, y))), loss_of(right(*inputs), y)
     loss.backward()
     expected.backward()
     assert_close(loss.detach(), expected.detach())
 
 
-def train(step, right, *optimizers, data=batch, give=tuple, between=lambda: None, steps=2):
+def train(step, right, *optimizers, data=batch, give=tuple, between=lambda: None, steps=2, **words):
     """Take the same steps on both sides, and compare losses and weights.
 
     Args:
@@ -68,7 +68,7 @@ def train(step, right, *optimizers, data=batch, give=tuple, between=lambda: None
         between: called after each backward pass.
     """
     for seed in range(steps):
-        backward(step, right, seed, data=data, give=give)
+        backward(step, right, seed, data=data, give=give, **words)
         between()
         for optimizer in optimizers:
             optimizer.step()

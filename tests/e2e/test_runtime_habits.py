@@ -4,11 +4,11 @@ import pytest
 from asked_cases import slow_but
 from on_ranks import on_ranks
 from random_networks.reports import report_alone, tell, told
+from random_networks.verdict import judge
 from training_habits import HABITS
 from training_habits.expected import DOCUMENTED, REFUSALS, WARNED, expected
 from training_habits.expected import OWN_ROWS as DIFFERENT_ROWS
 from training_habits.trial import ALONE, IN_HALVES, OWN_ROWS, WORLD_SIZE
-from training_habits.verdict import judge
 
 ROWS = [(mode, name) for name, habit in HABITS.items() for mode in habit.modes]
 FAST = {
@@ -27,7 +27,7 @@ def folder(mode, name, tmp_path):
     yield tmp_path
     ways = (ALONE, IN_HALVES) if mode in (*OWN_ROWS, "pipeline") else (ALONE,)
     alone = [report_alone(lambda way=way: HABITS[name].notes(way, broadcasts=mode in OWN_ROWS)) for way in ways]
-    found = judge(alone[0], alone[-1], told(tmp_path, WORLD_SIZE), HABITS[name].limit)
+    found = judge(alone[0], told(tmp_path, WORLD_SIZE), HABITS[name].limit, alone[-1])
     text, refusal = f"{found.kind}: {found.message}\n{found.trace}", REFUSALS.get((mode, name))
     if refusal is None:
         assert found.kind in expected(mode, name), text

@@ -29,7 +29,6 @@ from msrun.runtime import (
     optim,
     reduce_scatter,
     save_checkpoint,
-    shard,
     value_and_grad,
 )
 from msrun.runtime.execute.transfers import start_gather_of, traffic
@@ -58,32 +57,21 @@ class HybridParallelNet(nn.Module):
         return all_reduce(torch.matmul(x * self.scale, self.weight).sum(-1))
 
 
-class Columns(nn.Module):
-    """The MatMul that the document cuts with ((1, 1), (1, 2))."""
+class WholeNet(nn.Module):
+    """The same network in one process."""
 
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(whole_weight())
-
-    def forward(self, x):
-        return torch.matmul(x, self.weight)
-
-
-class SemiAutoParallelNet(nn.Module):
-    """The same network whole, as the document writes it for semi_auto."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = Columns()
         self.scale = nn.Parameter(torch.ones(ROWS, dtype=torch.float64))
 
     def forward(self, x):
-        return self.fc(x * self.scale).sum(-1)
+        return torch.matmul(x * self.scale, self.weight).sum(-1)
 
 
 def assert_trained(network, step, optimizer=None):
     """Train on the same batch on every rank, beside one process. A step function has an optimizer of its own."""
-    serial, generator, losses = SemiAutoParallelNet(), torch.Generator().manual_seed(2), []
+    serial, generator, losses = WholeNet(), torch.Generator().manual_seed(2), []
     theirs = optim.Momentum(serial.parameters(), LEARNING_RATE, 0.9)
     for _ in range(STEPS):
         x = torch.randn(BATCH, ROWS, generator=generator, dtype=torch.float64)
@@ -99,21 +87,14 @@ def assert_trained(network, step, optimizer=None):
         losses.append(float(loss.detach()))
         assert losses[-1] == pytest.approx(float(right.detach()), rel=EXACT, abs=0)
     assert losses[0] != losses[-1]
-    part = serial.fc.weight.detach().chunk(get_group_size(), 1)[get_rank()]
-    weight = network.weight if isinstance(network, HybridParallelNet) else network.fc.weight
-    torch.testing.assert_close(local(weight), part, rtol=EXACT, atol=float(part.abs().max()) * EXACT)
+    part = serial.weight.detach().chunk(get_group_size(), 1)[get_rank()]
+    torch.testing.assert_close(local(network.weight), part, rtol=EXACT, atol=float(part.abs().max()) * EXACT)
     torch.testing.assert_close(local(network.scale), serial.scale.detach(), rtol=0, atol=EXACT)
 
 
 @on_ranks(4, pytest.param(8, marks=pytest.mark.slow))
-@pytest.mark.parametrize("form", one_fast("module", "step", "semi_auto"))
-def test_hand_cut_network_of_the_document_equals_its_semi_auto_twin_and_one_process(form):
-    if form == "semi_auto":
-        twin = SemiAutoParallelNet()
-        shard(twin.fc, ((1, 1), (1, get_group_size())))
-        model = AutoParallel(WithLoss(twin, F.mse_loss)).dataset_strategy("full_batch")
-        assert_trained(twin, model, optim.Momentum(twin.parameters(), LEARNING_RATE, 0.9))
-        return
+@pytest.mark.parametrize("form", one_fast("module", "step"))
+def test_hand_cut_network_of_the_document_equals_one_process(form):
     network = HybridParallelNet()
     optimizer, whole = optim.Momentum(network.parameters(), LEARNING_RATE, 0.9), WithLoss(network, F.mse_loss)
     gradients_of = value_and_grad(lambda x, y: whole(x, y), None, list(network.parameters()))
@@ -134,11 +115,11 @@ def test_mindspores_sums_leave_marked_gradients_as_the_operators_give_them(ranks
     """Marked parameters keep the gradient of all ranks' losses, gradients_mean or not."""
     x, y = torch.ones(2, ROWS, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for is_mean in (True, False):
-        serial, network = SemiAutoParallelNet(), HybridParallelNet()
+        serial, network = WholeNet(), HybridParallelNet()
         step = AutoParallel(WithLoss(network, F.mse_loss), "hybrid_parallel", compat="mindspore")
         F.mse_loss(serial(x), y).backward()
         (step.enable_gradients_mean() if is_mean else step)(x, y).backward()
-        part = ranks.part(serial.fc.weight.grad, 1)
+        part = ranks.part(serial.weight.grad, 1)
         assert float((network.weight.grad / part).mean()) == pytest.approx(4.0)
         of_scale = network.scale.grad / serial.scale.grad
         assert float(of_scale.mean()) == pytest.approx(1.0 if is_mean else 4.0)

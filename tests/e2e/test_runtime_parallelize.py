@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 import yaml
 from asked_cases import slow_but
+from cut_networks import train
 from on_ranks import on_ranks
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
@@ -340,18 +341,10 @@ def test_experts_that_are_shared_out_train_like_whole_ones(ranks, name):
     torch.manual_seed(3)
     network = Mixture(**settings)
     alone = copy.deepcopy(network)
-    words, labels = batch(rows)
     step = AutoParallel(WithLoss(parallelize(network, {"experts": "expert"}), loss_of))
     step = step.dataset_strategy("full_batch")
     optimizer, beside = (torch.optim.Adam(each.parameters(), 0.05) for each in (network, alone))
-    for _ in range(4):  # the last loss tells of the updates before it
-        loss, right = step(words, labels), loss_of(alone(words), labels)
-        loss.backward()
-        right.backward()
-        torch.testing.assert_close(loss.detach(), right.detach(), rtol=1e-10, atol=1e-10)
-        for each in (optimizer, beside):
-            each.step()
-            each.zero_grad()
+    train(step, alone, optimizer, beside, data=lambda _: batch(rows), loss_of=loss_of, steps=4)
     shapes = {item.name: list(item.local_shape) for item in step.plan.parameters}
     assert shapes["experts.down_proj"][0] == EXPERTS // ranks.size
 

@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 import torch
 from on_ranks import on_ranks
-from random_networks.case import Case, Piece, parse_case
+from random_networks.case import parse_case
 from random_networks.grammar import draw_case
-from random_networks.reports import Report, report_alone, tell, told
-from random_networks.training import Trained, read_state, train_alone, train_rank
+from random_networks.reports import Note, Report, report_alone, tell, told
+from random_networks.training import tolerance, train_alone, train_rank, with_saved_state
 from random_networks.verdict import judge
 
 # Read when the tests are collected: the fixtures clear what belongs to jobs.
@@ -46,9 +46,9 @@ def folder(case, tmp_path):
     """Where the ranks tell how they have trained, and save; it is judged beside one process."""
     yield tmp_path
     reports = told(tmp_path, case.world_size)
-    if all(report.kind == "done" for report in reports) and case.finish != "state_dict":
-        reports[0].trained.state = read_state(tmp_path)
-    found = judge(case, report_alone(lambda: train_alone(case)), reports)
+    if all(report.kind == "done" for report in reports):
+        reports[0].found = with_saved_state(case, reports[0].found, tmp_path)
+    found = judge(report_alone(lambda: train_alone(case)), reports, tolerance(case))
     VERDICTS.append(found)
     assert found.is_good, f"{found.kind}: {found.message}\n{case.to_json()}\n{found.trace}"
 
@@ -78,13 +78,12 @@ def test_what_was_found_once_is_equal(ranks, folder, case):
 
 # -- the judge itself --------------------------------------------------------------------------------------------------
 
-CASE = Case(2, "vectors", (Piece("Mlp"),), dataset="full_batch")
 
-
-def report(loss=1.0, weight=1.0, buffer=1.0):
+def report(weight=1.0, buffer=1.0, loss=1.0, rows=(1.0, 2.0)):
     """Return what a process reports that has ended well."""
-    values = [torch.tensor([value], dtype=torch.float64) for value in (weight, buffer)]
-    return Report("done", Trained([1.0, loss], [None], {"w": values[0]}, {"b": values[1]}))
+    whole, part, named = (torch.tensor(value, dtype=torch.float64) for value in (buffer, rows, weight))
+    notes = [Note("mean", "loss", loss), Note("whole", "buffer", whole), Note("rows", "scores", part)]
+    return Report("done", [*notes, Note("named", "state", {"w": named})])
 
 
 def refusal(message="no rule"):
@@ -100,9 +99,14 @@ LEFT = Report("error", error="RuntimeError: ...", message="Connection closed by 
     ("ranks", "kind"),
     [
         ([report(), report()], "equal"),
+        ([report(loss=0.5), report(loss=1.5)], "equal"),
         ([report(), report(loss=1 + 1e-8)], "different"),
         ([report(weight=1 + 1e-8), report()], "different"),
         ([report(), report(buffer=0.9)], "different"),
+        ([report(rows=(1.0,)), report(rows=(2.0,))], "equal"),
+        ([report(rows=(2.0,)), report(rows=(1.0,))], "different"),
+        ([report(), report(rows=(2.0, 1.0))], "different"),
+        ([report(weight=0.5)] * 2, "own rows"),
         ([refusal(), refusal("rank 0 cannot run this call")], "refused"),
         ([refusal(), LEFT], "refused by some ranks"),
         ([refusal("torch.optim.LBFGS looks at all parameters as one whole"), LEFT], "refused"),
@@ -115,12 +119,11 @@ LEFT = Report("error", error="RuntimeError: ...", message="Connection closed by 
     ],
 )
 def test_judge_knows_right_from_wrong(ranks, kind):
-    assert judge(CASE, report(), ranks).kind == kind
+    assert judge(report(), ranks, 1e-9, halves=report(weight=0.5)).kind == kind
 
 
 def test_judge_takes_no_case_whose_one_process_fails():
-    assert judge(CASE, BROKEN, [report(), report()]).kind == "invalid"
-    assert judge(CASE, report(loss=float("nan")), [report(), report()]).kind == "invalid"
+    assert judge(BROKEN, [report(), report()], 1e-9).kind == "invalid"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import json
 import math
 import re
 
+import cut_networks
 import pytest
 import torch
 import torch.distributed as dist
@@ -239,16 +240,9 @@ def test_network_that_is_stored_already_runs_with_other_strategies_and_another_b
     shard(network.fc1, ((6, 1), (1, 1)))
     shard(network.fc2, ((1, 1), (6, 1)))
     again = AutoParallel(whole).dataset_strategy("full_batch")
-    for number in range(2):
-        values = batch(number, 2 * BATCH)
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-        loss = again(*values)
-        loss.backward()
-        optimizer.step()
-        alone = F.cross_entropy(right(values[0]), values[1])
-        for parameter, grad in zip(right.parameters(), torch.autograd.grad(alone, right.parameters()), strict=True):
-            parameter.data -= 0.5 * grad
-        torch.testing.assert_close(loss.detach(), alone.detach(), rtol=1e-10, atol=0)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5) for each in (network, right)]
+    values = {"data": lambda number: batch(number, 2 * BATCH), "loss_of": F.cross_entropy}
+    cut_networks.train(again, right, *optimizers, **values)
     assert any("gather" in text for o in again.plan.operators for text in o.collectives)
 
 

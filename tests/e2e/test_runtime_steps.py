@@ -486,34 +486,3 @@ def test_network_larger_than_a_rank_is_never_whole_on_it(way):
     assert built < layer
     in_use = 2 * stored + (1 + AHEAD + 3 * (1 + AHEAD)) * layer
     assert status("VmHWM") - status("RssShmem") - before < in_use < whole
-
-
-class MatMul(nn.Module):
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-    def forward(self, x):
-        return x @ self.weight
-
-
-@on_ranks(8, slow=True)
-def test_second_loss_of_functional_train_is_the_one_that_mindspore_publishes():
-    first, second = MatMul(torch.full((32, 8), 0.03)), MatMul(torch.full((8, 16), 0.04))
-    network = nn.Sequential(first, nn.ReLU(), second)
-    shard(first, ((2, 4), (4, 1)))
-    shard(second, ((2, 4), (4, 1)))
-    optimizer = optim.Momentum(network.parameters(), learning_rate=0.3, momentum=0.1)
-    gradients_of = value_and_grad(lambda x, y: F.mse_loss(network(x), y), None, list(network.parameters()))
-
-    def train(x, y):
-        loss, gradients = gradients_of(x, y)
-        optimizer(gradients)
-        return loss
-
-    step = AutoParallel(train).dataset_strategy("full_batch").hsdp(threshold=0)
-    losses = [float(step(torch.full((16, 32), 0.1), torch.full((16, 16), 0.1))) for _ in range(3)]
-    assert losses[1] == pytest.approx(0.0047495714, abs=1e-5)
-    assert losses == pytest.approx([0.0047997204, 0.0047495700, 0.0046943463], abs=1e-8)
-    strategies = [o["strategy"] for o in step.plan.to_json()["operators"] if o["origin"] == "user"]
-    assert strategies == [((2, 4), (4, 1))] * 2

@@ -14,14 +14,31 @@ from msrun import contract
 from msrun.errors import MsrunError
 
 
+@dataclass(frozen=True)
+class Note:
+    """What a piece of work has seen at one place."""
+
+    kind: str
+    """mean: a number, the same in the mean over the ranks; rows: this rank's rows; whole: the same on every rank;
+    named: whole tensors by name, each on one rank at least; of ranks: those of each rank, where they may differ."""
+    name: str
+    value: Any
+
+
+def whole_of(value):
+    """Return a copy of the whole of a tensor of which this rank may have a part."""
+    whole = getattr(value, "full_tensor", lambda: value)()
+    return whole.detach().clone()
+
+
 @dataclass
 class Report:
     """How a piece of work has ended."""
 
     kind: str
     """done, refused or error"""
-    trained: Any = None
-    """What the work returned: `Trained` of a case."""
+    found: Any = None
+    """What the work returned."""
     error: str = ""
     """Type and message."""
     message: str = ""

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ from random_networks import habits
 from random_networks.blocks import BLOCKS
 from random_networks.case import WIDTH
 from random_networks.network import CONTAINERS, Back, Front, loss_of, make_batches, make_training
+from random_networks.reports import Note, whole_of
 
+LOSSES = "losses"
 MAX_NORM = 0.05
 MASKED = ("masked", "ignored")
 """Losses whose weight of a row depends on the others."""
@@ -39,20 +41,6 @@ CLASSES = {
 _WRAPPERS = {"copies": MicroBatchInterleaved, "accumulate": GradAccumulation}
 
 
-@dataclass
-class Trained:
-    """What one process has seen."""
-
-    losses: list[float] = field(default_factory=list)
-    """Of every step and every evaluation; with 1 for each hook that was called, 0 for one that was not, and with what
-    the script has read of the weights."""
-    others: list[Tensor | None] = field(default_factory=list)
-    """Second results of the steps."""
-    state: dict[str, Tensor] = field(default_factory=dict)
-    """Parameters and buffers, whole, after training; in a parallel job of rank 0 alone."""
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-
-
 def draws(case):
     """Return whether the network takes random numbers."""
     return any(BLOCKS[piece.kind].draws for piece in case.pieces)
@@ -61,6 +49,15 @@ def draws(case):
 def crosses_rows(case):
     """Return whether a row's result depends on the other rows of its micro batch."""
     return case.loss in MASKED or any(BLOCKS[piece.kind].crosses_rows for piece in case.pieces)
+
+
+def tolerance(case):
+    """Return the largest allowed difference, relative to a tensor's largest value."""
+    if case.is_16_bit:
+        return 6e-2  # what a gradient of many terms that cancel, as before a batch norm, has lost in 16 bits
+    if case.optimizer[0] == "muon":
+        return 1e-3  # torch's Muon rounds to bfloat16 inside
+    return 1e-9
 
 
 def use_dtype(case):
@@ -95,8 +92,9 @@ def train_alone(case):
         return value if order is None else value[row_order(case, len(value)).argsort()]
 
     found = loop(case, training, called, dtype, feed)
-    found.others = [None if value is None else put_back(value) for value in found.others]
-    return found
+    if not all(note.value.isfinite().all() for note in found if note.name == LOSSES):
+        raise ArithmeticError("a loss that is not finite")
+    return [replace(note, value=put_back(note.value)) if note.kind == "rows" else note for note in found]
 
 
 def row_order(case, rows):
@@ -105,7 +103,7 @@ def row_order(case, rows):
 
 
 def train_rank(case, folder):
-    """Train as one rank of the world that this process has joined; `read_state` has what it saves."""
+    """Train as one rank of the world that this process has joined; `with_saved_state` has what it saves."""
     rank = get_rank()
     dtype = use_dtype(case)
     if habits.has(case, "deferred"):
@@ -184,13 +182,16 @@ def wrap(case, training):
 
 
 def loop(case, training, called, dtype, feed, folder=None):
-    """Train.
+    """Train, and return notes: second results of the steps, losses, buffers and the whole state at the end.
+
+    Among the losses are those of evaluations, 1 for each hook that was called, 0 for one that was not, and what the
+    script has read of the weights.
 
     Args:
         feed: global batch -> what is passed.
         folder: for the checkpoint from which the whole parameters are read; None: they are whole here.
     """
-    found = Trained()
+    found, numbers = [], []
     optimizers = []
     rates = []
     copies = Copies(case, training)
@@ -224,7 +225,7 @@ def loop(case, training, called, dtype, feed, folder=None):
             x, y = (resized(case, value, rows, tokens) for value in (x, y))
         x, y = feed(x), feed(y)
         if ("evaluate", step) in case.habits:
-            found.losses.append(number(evaluate(case, training, called, x, y)))
+            numbers.append(number(evaluate(case, training, called, x, y)))
         for _ in range(2 if habits.has(case, "backward_twice") else 1):
             losses = []
             gradients = None
@@ -238,7 +239,8 @@ def loop(case, training, called, dtype, feed, folder=None):
                 taken, other = take_apart(case, result, y)
                 losses += taken
                 state = other
-                found.others.append(None if other is None else other.detach().clone())
+                if other is not None:
+                    found.append(Note("rows", f"second result of step {step}", other.detach().clone()))
             if not optimizers:
                 make_optimizers()
             if gradients is None:
@@ -246,9 +248,9 @@ def loop(case, training, called, dtype, feed, folder=None):
             else:
                 for parameter, gradient in gradients:
                     parameter.grad = gradient
-            found.losses += map(number, losses)
+            numbers += map(number, losses)
             state = None if state is None else state.detach()
-        found.losses += habits.take_seen(case, training.network)
+        numbers += habits.take_seen(case, training.network)
         if case.clip == "torch":
             torch.nn.utils.clip_grad_norm_(training.parameters(), MAX_NORM)
         elif case.clip == "msrun":
@@ -258,11 +260,12 @@ def loop(case, training, called, dtype, feed, folder=None):
             optimizer.zero_grad(set_to_none=not habits.has(case, "keep_zeros"))
         for rate in rates:
             rate.step()
-        found.losses += habits.after_step(case, training.network, step)
+        numbers += habits.after_step(case, training.network, step)
         copies.follow(training, step)
-    found.buffers = {name: value.detach().clone() for name, value in training.named_buffers()}
-    found.state = whole_state(case, copies.take(training), folder)
-    return found
+    found.append(Note("whole", LOSSES, torch.tensor(numbers, dtype=torch.float64)))
+    if case.pipeline is None:
+        found += [Note("whole", f"buffer {name}", value.clone()) for name, value in training.named_buffers()]
+    return [*found, Note("named", "after training", whole_state(case, copies.take(training), folder))]
 
 
 def resized(case, value, rows, tokens):
@@ -360,20 +363,19 @@ def take_gradients(case, parameters, called, x, y, named):
 
 def whole_state(case, saved, folder):
     """Return every parameter and buffer; ranks leave them in a checkpoint, unless a state_dict is asked for."""
-    if case.finish == "state_dict":
-        state = saved.state_dict()
-        whole = {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in state.items()}
-        return {name: value.detach().clone() for name, value in whole.items()}
-    if folder is None:
-        return {name: value.detach().clone() for name, value in (*saved.named_parameters(), *saved.named_buffers())}
+    if case.finish == "state_dict" or folder is None:
+        return {name: whole_of(value) for name, value in saved.state_dict().items()}
     save_checkpoint(saved, folder / "checkpoint")
     return {}
 
 
-def read_state(folder):
-    """Return what the ranks have saved, as one process reads it."""
+def with_saved_state(case, notes, folder):
+    """Return rank 0's notes with what the ranks have saved, as one process reads it."""
+    if case.finish == "state_dict":
+        return notes
     read = load_checkpoint(folder / "checkpoint")
-    return {name: value for name, value in read.items() if isinstance(value, Tensor)}
+    state = {name: value for name, value in read.items() if isinstance(value, Tensor)}
+    return [*notes[:-1], replace(notes[-1], value=state)]
 
 
 def build_optimizers(case, named):

@@ -22,8 +22,8 @@ class Verdict:
     """What came out."""
 
     kind: str
-    """equal; refused; different; internal error; refused by some ranks; several lines; invalid: the one process fails,
-    so the case proves nothing."""
+    """equal; refused; own rows: equal to one process that takes half of the rows at a time; different; internal error;
+    refused by some ranks; several lines; invalid: the one process fails, so the case proves nothing."""
     message: str = ""
     trace: str = ""
 
@@ -40,17 +40,13 @@ class Verdict:
         return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text)[:160]
 
 
-def tolerance(case):
-    """Return the largest allowed difference, relative to a tensor's largest value."""
-    if case.is_16_bit:
-        return 6e-2  # what a gradient of many terms that cancel, as before a batch norm, has lost in 16 bits
-    if case.optimizer[0] == "muon":
-        return 1e-3  # torch's Muon rounds to bfloat16 inside
-    return 1e-9
+def judge(alone, ranks, limit, halves=None):
+    """Compare the ranks with the one process.
 
-
-def judge(case, alone, ranks):
-    """Compare the ranks with the one process."""
+    Args:
+        limit: the largest difference, relative to a tensor's largest value.
+        halves: of one process that takes half of the rows at a time.
+    """
     refused = [report for report in ranks if report.kind == "refused"]
     broken = [(rank, report) for rank, report in enumerate(ranks) if report.kind == "error"]
     own = [(rank, report) for rank, report in broken if not PEER_LEFT.search(report.message)]
@@ -58,9 +54,6 @@ def judge(case, alone, ranks):
         if alone.kind == "refused" and len(refused) == len(ranks):
             return Verdict("refused", first_own(refused).error)
         return Verdict("invalid", f"one process: {alone.error}", alone.trace)
-    assert alone.trained is not None
-    if not bool(_vector(alone.trained.losses).isfinite().all()):
-        return Verdict("invalid", "one process: a loss that is not finite")
     for rank, report in own:
         return Verdict("internal error", f"rank {rank}: {report.error}", report.trace)
     if refused and _ONE_RANKS_OWN.search(first_own(refused).error) and not own:
@@ -79,8 +72,11 @@ def judge(case, alone, ranks):
         if reason.startswith("VerificationError"):  # a step that is wrong, or a check that is
             return Verdict("different", reason, refused[0].trace)
         return Verdict("refused", reason)
-    differences = compare(case, alone, ranks)
-    return Verdict("different", "; ".join(differences)) if differences else Verdict("equal")
+    notes = [report.found for report in ranks]
+    difference = compare(alone.found, notes, limit)
+    if difference and halves is not None and halves.kind == "done" and not compare(halves.found, notes, limit):
+        return Verdict("own rows", difference)
+    return Verdict("different", difference) if difference else Verdict("equal")
 
 
 def hides_an_internal_error(reason):
@@ -94,40 +90,54 @@ def first_own(refused):
     return (own or refused)[0]
 
 
-def compare(case, alone, ranks):
-    """Return what differs, in words; nothing when all is equal."""
-    right = alone.trained
-    assert right is not None
-    limit, found = tolerance(case), []
-    for rank, report in enumerate(ranks):
-        trained = report.trained
-        assert trained is not None
-        losses = differ(_vector(trained.losses), _vector(right.losses))
-        if losses > limit:
-            found.append(f"rank {rank}: losses {_short(trained.losses)}, right {_short(right.losses)} ({losses:.1e})")
-            break
-        for step, (mine, whole) in enumerate(zip(trained.others, right.others, strict=True)):
-            if mine is None or whole is None:
-                continue
-            stage_size = case.data_ranks
-            difference = differ(mine, whole.chunk(stage_size)[rank % stage_size])
-            if difference > 10 * limit:
-                found.append(f"rank {rank}: second result of step {step} ({difference:.1e})")
-        if case.pipeline is None:
-            for name, value in right.buffers.items():
-                difference = differ(trained.buffers[name], value)
-                if difference > limit:
-                    found.append(f"rank {rank}: buffer {name} ({difference:.1e})")
-    trained = ranks[0].trained
-    assert trained is not None
-    for name, value in right.state.items():
-        if name not in trained.state:
-            found.append(f"{name} is missing in what was saved")
-            continue
-        difference = differ(trained.state[name], value)
-        if difference > limit:
-            found.append(f"{name} after training ({difference:.1e})")
-    return found
+def compare(right, ranks, limit):
+    """Return the first thing that differs, in words; nothing when all is equal."""
+    if any(len(notes) != len(right) for notes in ranks):
+        return f"{len(right)} notes in one process, {[len(notes) for notes in ranks]} on the ranks"
+    for place, note in enumerate(right):
+        told = _difference_at(note, [notes[place].value for notes in ranks], limit)
+        if told:
+            return f"{note.name}: {told}"
+    return ""
+
+
+def _difference_at(right, values, limit):
+    if right.kind == "mean":
+        mean = sum(values) / len(values)
+        is_nan = mean != mean and right.value != right.value
+        if not is_nan and not (abs(mean - right.value) <= limit * max(1.0, abs(right.value))):
+            return f"{mean:.9g}, of one process {right.value:.9g}"
+    elif right.kind == "whole":
+        for rank, value in enumerate(values):
+            if (found := differ(value, right.value)) > limit:
+                return f"off by {found:.1e} on rank {rank}: {_short(value)}, right {_short(right.value)}"
+    elif right.kind == "rows":
+        # Modes differ in who passes the whole batch; a rank that has passed all of it gets all results.
+        joined = values if values[0].shape == right.value.shape else [torch.cat(list(values))]
+        if (found := max(differ(each, right.value) for each in joined)) > limit:
+            return f"off by {found:.1e}"
+    elif right.kind == "of ranks":
+        for of_rank, value in zip(right.value, values, strict=True):
+            if found := _difference_of_names(of_rank, [value], limit):
+                return found
+    else:
+        return _difference_of_names(right.value, values, limit)
+    return ""
+
+
+def _difference_of_names(right, ranks, limit):
+    extra = sorted({name for value in ranks for name in value} - right.keys())
+    if extra:
+        return f"{', '.join(extra)}: not there in one process"
+    for name, value in right.items():
+        found = [
+            differ(mine[name], value) for mine in ranks if name in mine and (mine[name].numel() or not value.numel())
+        ]
+        if not found:
+            return f"{name} is on no rank"
+        if max(found) > limit:
+            return f"{name} off by {max(found):.1e}"
+    return ""
 
 
 def differ(mine, right):
@@ -142,9 +152,5 @@ def differ(mine, right):
     return difference if difference == difference else float("inf")
 
 
-def _vector(values):
-    return torch.tensor(list(values), dtype=torch.float64)
-
-
-def _short(values):
-    return "[" + ", ".join(f"{value:.9g}" for value in values) + "]"
+def _short(tensor):
+    return "[" + ", ".join(f"{value:.9g}" for value in tensor.flatten()[:8].tolist()) + "]"

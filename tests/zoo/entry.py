@@ -34,7 +34,7 @@ class Entry:
     """The network with its loss."""
     batch: Callable[[torch.Generator], Batch]
     """The global batch, `ROWS` samples."""
-    source: str = "msrun's tests"
+    source: str
     """The package that the model comes from."""
     is_float64: bool = False
     draws: bool = False
@@ -44,8 +44,6 @@ class Entry:
     optimizer: Callable[[nn.Module], Update] = momentum
     cut: Callable[[nn.Module, int], None] | None = None
     """Gives the network a tensor-parallel strategy in two parts; the batch is cut in as many as it is told."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """mode -> why it makes no sense for this model"""
     refused: Mapping[str, str] = field(default_factory=dict)
     """mode -> words of the error with which it is refused"""
 

@@ -37,23 +37,40 @@ LENGTH = 12
 FRAMES = 16
 """Frames of sound after Whisper's second convolution, which halves them."""
 
-_DECODER = {
+LAYERS_OF_32 = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
     "intermediate_size": 64,
-    "num_hidden_layers": 1,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
-
-
+_ONE = {**LAYERS_OF_32, "num_hidden_layers": 1}
+_DECODER = {**_ONE, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 32}
+T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 _CODER = {
     "vocab_size": VOCABULARY,
     "d_model": WIDTH,
     **{f"{half}_layers": 1 for half in ("encoder", "decoder")},
     **{f"{half}_attention_heads": 4 for half in ("encoder", "decoder")},
     **{f"{half}_ffn_dim": 64 for half in ("encoder", "decoder")},
+}
+WHISPER = {
+    **_CODER,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "num_mel_bins": 8,
+    "max_source_positions": FRAMES,
+    "max_target_positions": 32,
 }
 
 
@@ -71,7 +88,7 @@ class Loss(nn.Module):
 
 
 def _gpt2():
-    return Loss(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=32)))
+    return Loss(GPT2LMHeadModel(GPT2Config(**GPT2)))
 
 
 def _llama():
@@ -92,22 +109,11 @@ def _mixtral(experts):
 
 
 def _bert():
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    return Loss(BertForMaskedLM(config))
+    return Loss(BertForMaskedLM(BertConfig(**_ONE)))
 
 
 def _t5():
-    config = T5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )
-    return Loss(T5ForConditionalGeneration(config))
+    return Loss(T5ForConditionalGeneration(T5Config(**T5, num_layers=1)))
 
 
 def _bart():
@@ -115,9 +121,7 @@ def _bart():
 
 
 def _whisper():
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    sizes = {"num_mel_bins": 8, "max_source_positions": FRAMES, "max_target_positions": 32}
-    return Loss(WhisperForConditionalGeneration(WhisperConfig(**_CODER, **sizes, **tokens)), "input_features")
+    return Loss(WhisperForConditionalGeneration(WhisperConfig(**WHISPER)), "input_features")
 
 
 def _sound(generator):

@@ -19,7 +19,7 @@ _FOLDERS = re.compile(r"/\S*/(?=[^/\s]+\.py:\d)")
 _TEXT = """\
 # Models of other packages
 
-{models} models of torchvision, timm, transformers and torch, as their packages ship them, in small sizes and with
+{models} models of torchvision, timm and transformers, as their packages ship them, in small sizes and with
 random weights; {trained} of them train in semi_auto. Measured on CPU (gloo) with {versions}.
 
 <!-- not run: installs the packages -->
@@ -36,8 +36,7 @@ others in float32, where {float32:.0e} is. "refused" is an error at the first ca
   The pipeline has {stages} stages and {micro_batches} micro batches.
 - Models with random numbers in forward are compared with `AutoParallel` in one process; those with batch norm in a
   pipeline or data_parallel with one process that divides the batch in the same way; all others with torch alone.
-- Optimizers: AdamW for GPT-2 and Llama, else SGD with momentum; the GPT with tied weights has two parameter groups,
-  clipping and a cosine learning rate."""
+- Optimizers: AdamW for GPT-2 and Llama, else SGD with momentum."""
 
 
 def render(found):
@@ -70,7 +69,6 @@ def read(page):
             (row[0].removesuffix(" (fp64)"), mode): _outcome(cell, reasons)
             for row in rows
             for mode, cell in zip(head[2:], row[2:], strict=True)
-            if cell != "-"
         }
     return found
 
@@ -102,10 +100,9 @@ def _table(ranks, outcomes, reasons):
     for model in models:
         entry = ENTRIES[model]
         name = f"{model} (fp64)" if entry.is_float64 else model
-        cells = [_cell(entry, mode, outcomes.get((model, mode)), reasons) for mode in modes]
+        cells = [_cell(entry, outcomes[model, mode], reasons) for mode in modes]
         lines.append(f"| {name} | {entry.source} | {' | '.join(cells)} |")
-    left_out = [f"- {name}, {mode}: {why}" for name in models for mode, why in ENTRIES[name].left_out.items()]
-    return "\n".join([*lines, *(["", "Left out (-):", "", *left_out] if left_out else [])])
+    return "\n".join(lines)
 
 
 def _outcome(cell, reasons):
@@ -116,9 +113,7 @@ def _outcome(cell, reasons):
     return Outcome(difference=float(figure[0])) if figure else Outcome(failure=cell)
 
 
-def _cell(entry, mode, outcome, reasons):
-    if outcome is None:
-        return "-"
+def _cell(entry, outcome, reasons):
     if outcome.difference is not None:
         figure = f"{outcome.difference:.1e}"
         return figure if _trains(outcome, entry) else f"differs: {figure}"

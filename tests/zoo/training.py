@@ -52,11 +52,6 @@ MODES = {
 _WHOLE_BATCH = ("tensor parallel", "pipeline")
 
 
-def modes_of(entry):
-    """Return the modes that make sense for a model."""
-    return [mode for mode in MODES if mode not in entry.left_out]
-
-
 def tolerance(entry):
     """Return the relative difference of a loss that is allowed."""
     return 1e-10 if entry.is_float64 else 1e-5
@@ -138,7 +133,7 @@ class Outcome:
 def outcome_of(reports):
     """Return what came of a case by what its ranks tell."""
     if all(report.kind == "done" for report in reports):
-        return Outcome(max((report.trained for report in reports), key=lambda value: (value != value, value)))
+        return Outcome(max((report.found for report in reports), key=lambda value: (value != value, value)))
     if all(report.kind == "refused" for report in reports):
         return Outcome(refusal=reports[0].message)
     return Outcome(failure="\n".join(f"rank {n}: {r.trace or 'no error'}" for n, r in enumerate(reports)))

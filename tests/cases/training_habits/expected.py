@@ -261,7 +261,7 @@ def expected(mode, name):
     if mode in OWN_ROWS.get(name, ()):
         return ("own rows",)
     if name in WARNED and mode in OF_OWN_ROWS:
-        return ("WRONG",)
+        return ("different",)
     if mode in ROWS and name in DOCUMENTED:
-        return ("WRONG", "refused")
+        return ("different", "refused")
     return ("equal",)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from random_networks.reports import Note, whole_of
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -31,17 +31,6 @@ OWN_ROWS = MODES[5:]
 """Modes in which each rank runs the network on its own rows."""
 WITH_RESULTS = (*CAPTURED, *OWN_ROWS)
 """Modes in which a call in training returns more than a loss."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a trial has seen at one place of the script."""
-
-    kind: str
-    """mean: a number, the same in the mean over the ranks; rows: this rank's rows; whole: the same on every rank;
-    named: whole tensors by name, each on one rank at least; of ranks: those of each rank, where they may differ."""
-    name: str
-    value: Any
 
 
 class Trial:
@@ -213,12 +202,6 @@ def _half(number):
 
 def _join(first, second):
     return torch.cat([first, second]) if first.dim() else (first + second) / 2
-
-
-def whole_of(value):
-    """Return a copy of the whole of a tensor of which this rank may have a part."""
-    whole = getattr(value, "full_tensor", lambda: value)()
-    return whole.detach().clone()
 
 
 @dataclass(frozen=True)

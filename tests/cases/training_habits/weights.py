@@ -4,11 +4,12 @@ import copy
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from random_networks.reports import whole_of
 from torch import nn
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from training_habits.trial import Criterion, habit, passed, sgd, train, whole_of
+from training_habits.trial import Criterion, habit, passed, sgd, train
 
 
 def edited(name, edit, where="after"):

@@ -34,7 +34,7 @@ class Entry:
     """The network with its loss."""
     batch: Callable[[torch.Generator], Batch]
     """The global batch, `ROWS` samples."""
-    source: str
+    source: str = "msrun's tests"
     """The package that the model comes from."""
     is_float64: bool = False
     draws: bool = False

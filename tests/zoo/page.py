@@ -19,7 +19,7 @@ _FOLDERS = re.compile(r"/\S*/(?=[^/\s]+\.py:\d)")
 _TEXT = """\
 # Models of other packages
 
-{models} models of torchvision, timm and transformers, as their packages ship them, in small sizes and with
+{models} models of torchvision, timm, transformers and torch, as their packages ship them, in small sizes and with
 random weights; {trained} of them train in semi_auto. Measured on CPU (gloo) with {versions}.
 
 <!-- not run: installs the packages -->
@@ -36,7 +36,8 @@ others in float32, where {float32:.0e} is. "refused" is an error at the first ca
   The pipeline has {stages} stages and {micro_batches} micro batches.
 - Models with random numbers in forward are compared with `AutoParallel` in one process; those with batch norm in a
   pipeline or data_parallel with one process that divides the batch in the same way; all others with torch alone.
-- Optimizers: AdamW for GPT-2 and Llama, else SGD with momentum."""
+- Optimizers: AdamW for GPT-2 and Llama, else SGD with momentum; the GPT with tied weights has two parameter groups,
+  clipping and a cosine learning rate."""
 
 
 def render(found):

@@ -28,7 +28,7 @@ def command(tmp_path, monkeypatch):
 
 def test_job_that_fails_is_told_by_its_report_or_by_the_status_of_msrun(command, capsys):
     command("echo hello; exit 4")
-    with pytest.raises(UsageError, match=r"^msrun --worker_num=3 --quiet has ended with 4: the function has run"):
+    with pytest.raises(UsageError, match=r"^msrun --worker_num=3 .*--quiet has ended with 4: the function has run"):
         run(len, ((),), workers=3, options=["--quiet"])
     assert capsys.readouterr().out == "hello\n"
     command(FAILED)

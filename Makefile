@@ -85,6 +85,7 @@ test-slow: export MSRUN_FUZZ_SEED ?= $(shell date +%Y%m%d)
 test-slow: export MSRUN_CHAOS_CASES ?= 120
 test-slow: export MSRUN_CHAOS_SEED ?= $(shell date +%Y%m%d)
 test-slow: export MSRUN_SLOW_SHARE ?= 1
+test-slow: export MSRUN_CAPTURE_CACHE ?= off
 test-slow: export MSRUN_SLOW_SEED ?= $(shell date +%Y%m%d)
 test-slow: $(VENV)/.zoo
 	@echo "slow tests: MSRUN_SLOW_SHARE=$(MSRUN_SLOW_SHARE) MSRUN_SLOW_SEED=$(MSRUN_SLOW_SEED)"

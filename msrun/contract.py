@@ -96,7 +96,7 @@ MSRUN_DEBUG: Final = "MSRUN_DEBUG"
 """1: tracebacks in the logs show every frame, also those inside msrun and torch."""
 MSRUN_CAPTURE_CACHE: Final = "MSRUN_CAPTURE_CACHE"
 """on, or a folder: captures are kept for the next start, in `~/.cache/msrun/captures` or there;
-not set: nowhere; off: nor does a rank capture for others."""
+not set: nowhere. share: rank 0 captures for all, as by itself where ranks outnumber cores; off: it does not."""
 
 MSRUN_MINDSPORE_SEMANTICS: Final = "MSRUN_MINDSPORE_SEMANTICS"
 """torch: defaults in MindSpore's words mean torch's, as with --mindspore_semantics."""

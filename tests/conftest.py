@@ -33,6 +33,9 @@ from msrun import contract
 # Before any test imports torch: its idle threads would spin for more work, at the cost of the tests beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Jobs beside each other want the same cores; make test-slow lets every rank capture for itself.
+os.environ.setdefault(contract.MSRUN_CAPTURE_CACHE, "share")
+
 # Collecting eleven thousand tests makes a million objects that stay, and no garbage worth to look for.
 gc.disable()
 

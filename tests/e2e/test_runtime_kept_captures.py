@@ -322,7 +322,7 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(ranks, kept, tmp_path,
 
 
 def test_the_folder_is_that_of_the_users_caches_another_or_none(tmp_path):
-    for word in ("off", "OFF", "0", ""):
+    for word in ("off", "OFF", "0", "", "share"):
         with keeping_in(word):
             assert kept_captures.find_folder() is None
     with keeping_in(tmp_path):
@@ -413,6 +413,7 @@ def test_rank_0_of_crowded_hosts_captures_for_the_others(ranks, tmp_path):
         for _, numbers in told:
             torch.testing.assert_close(numbers, told[0][1], rtol=0, atol=0)
         assert start("", Keyed())[0] == ""
+    assert start("share", Small())[0] == ("", f"{READ}rank 0")[ranks.rank]
 
 
 @slow_two_ranks

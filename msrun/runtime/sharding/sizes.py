@@ -100,7 +100,9 @@ class FreeNumber:
 
     @classmethod
     def of(cls, symbol: torch.SymInt | torch.SymFloat) -> Any:
-        """Return the number that a symbol has in the captured call."""
+        """Return the number that a symbol has in the captured call; a plain one where it is that in every call."""
+        if symbol.node.expr.is_number:
+            return hint(symbol)
         made: Any = (FreeInt if isinstance(symbol, torch.SymInt) else FreeFloat)(hint(symbol))
         made.expression = symbol.node.expr
         return made

@@ -44,6 +44,7 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 
 _MAGIC = b"msrun capture 1\n"
 _OFF = ("off", "0", "no", "false")
+_SHARE = "share"
 _ON = ("on", "1", "yes", "true")
 _MOST_BYTES = 256 << 20
 """Of all files; the ones that were used longest ago go."""
@@ -63,7 +64,7 @@ def find_folder() -> Path | None:
         RuntimeError: the user has no home.
     """
     given = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "")
-    if given.lower() in ("", *_OFF):
+    if given.lower() in ("", _SHARE, *_OFF):
         return None
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "msrun" / "captures"
     return own if given.lower() in _ON else Path(given)
@@ -306,10 +307,10 @@ def _not_kept(error: Exception) -> str:
 
 
 def _is_shared(compilation: Compilation) -> bool:
-    """Return whether rank 0 could capture for this rank: where each had a core for itself, nothing would be gained."""
-    is_off = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "").lower() in _OFF
+    """Return whether rank 0 could capture for this rank: where each has a core for itself, nothing would be gained."""
+    given = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "").lower()
     is_crowded = world.get_local_rank_size() > len(os.sched_getaffinity(0))
-    return is_crowded and not is_off and compilation.settings.search is None
+    return given not in _OFF and (is_crowded or given == _SHARE) and compilation.settings.search is None
 
 
 def find_or_make(
@@ -323,7 +324,8 @@ def find_or_make(
 ) -> tuple[Draft, str]:
     """Return what is kept of a call, if it is so on all ranks, or what is made of it; and where it was or is kept.
 
-    All ranks call it together. Where all hosts have fewer cores than ranks, rank 0 captures for the others.
+    All ranks call it together. Where all hosts have fewer cores than ranks, or where it is asked for, rank 0 captures
+    for the others.
 
     Args:
         is_divided: into stages; such a call is captured by every rank.

@@ -1,7 +1,7 @@
 """Objects against the schemas of their kinds, strictly: what a schema does not name is refused.
 
 schemas.json holds those of Kubernetes and of the definitions (CRDs) of the kinds, each with its source and version. It
-is made by tests/support/kubernetes_schemas.py. Rules in CEL (x-kubernetes-validations) and webhooks are not in it.
+is made by .ci/kubernetes_schemas.py. Rules in CEL (x-kubernetes-validations) and webhooks are not in it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Makes launch_templates/lint/schemas.json of the schemas of kubernetes-validate and of files with definitions.
 
-    python tests/support/kubernetes_schemas.py SOURCE=CRD.yaml... > launch_templates/lint/schemas.json
+    python .ci/kubernetes_schemas.py SOURCE=CRD.yaml... > launch_templates/lint/schemas.json
 
 SOURCE is where the file is from: OWNER/REPOSITORY@COMMIT. Parts that occur twice are kept once.
 """

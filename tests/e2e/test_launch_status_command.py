@@ -120,7 +120,7 @@ def test_logs_are_followed_until_the_job_has_ended_also_over_a_restart(msrun, cw
         (cwd / f"go_{attempt}").touch()
     assert (job.finish().code, follower.finish().code) == (7, 1)
     lines = follower.stdout.splitlines()
-    assert sorted(lines[-2:]) == [f"[{rank}] last words of rank {rank} in attempt 1" for rank in (0, 1)]
+    assert {f"[{rank}] last words of rank {rank} in attempt 1" for rank in (0, 1)} <= {*lines}
     assert len(lines) == len(set(lines))
 
 

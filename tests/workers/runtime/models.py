@@ -20,19 +20,46 @@ from zoo.packages import prepare_torchvision
 prepare_torchvision()
 
 import transformers  # noqa: E402
-from zoo import language  # noqa: E402
 
-STEPS, WORDS = 20, language.VOCABULARY
+WORDS, WIDTH, STEPS = 64, 32, 20
 LENGTHS = (6, 9, 7, 12, 6)
-_TWO = {**language.LAYERS_OF_32, "num_hidden_layers": 2}
-_DECODER = {**_TWO, "num_key_value_heads": 2, "head_dim": 8}
-_ENCODER = {**_TWO, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
-_WHISPER = {**language.WHISPER, "encoder_layers": 2, "decoder_layers": 2}
+_DECODER = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "vocab_size": WORDS,
+}
+_ENCODER = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0,
+    "attention_probs_dropout_prob": 0,
+}
+_GPT2 = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": WORDS}
+_T5 = {"d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": WORDS}
+_WHISPER = {
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_target_positions", "vocab_size"), 64),
+    "num_mel_bins": 8,
+    "d_model": WIDTH,
+    "max_source_positions": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
 _LAYERS = {"*.[qkv]_proj": "colwise", "*.fc1": "colwise", "*.fc2": "rowwise"}
 MODELS = {
     "GPT-2": (
         "GPT2LMHeadModel",
-        {**language.GPT2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+        {**_GPT2, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
         {"h.*.mlp.c_fc": "colwise", "h.*.c_proj": "rowwise", "wte": "vocab"},
     ),
     "Llama": ("LlamaForCausalLM", _DECODER, None),
@@ -40,7 +67,7 @@ MODELS = {
     "Mixtral": ("MixtralForCausalLM", {**_DECODER, "num_local_experts": 4}, None),
     "BERT": (
         "BertForMaskedLM",
-        _ENCODER,
+        {**_ENCODER, "max_position_embeddings": 64, "vocab_size": WORDS},
         {
             "layer.*.query": "colwise",
             "layer.*.key": "colwise",
@@ -52,7 +79,7 @@ MODELS = {
     ),
     "T5": (
         "T5ForConditionalGeneration",
-        {**language.T5, "num_layers": 2, "dropout_rate": 0},
+        {**_T5, "dropout_rate": 0, "decoder_start_token_id": 0},
         {"*Attention.[qkv]": "colwise", "*Attention.o": "rowwise", "*.wi": "colwise", "*.wo": "rowwise"},
     ),
     "ViT": (

@@ -414,6 +414,8 @@ def test_rank_0_of_crowded_hosts_captures_for_the_others(ranks, tmp_path):
             torch.testing.assert_close(numbers, told[0][1], rtol=0, atol=0)
         assert start("", Keyed())[0] == ""
     assert start("share", Small())[0] == ("", f"{READ}rank 0")[ranks.rank]
+    with mock.patch.object(kept_captures, "hash_of", side_effect=kept_captures.UnportableError("it")):
+        assert start("share", Small())[0] == ""  # nobody asked for it to be kept
 
 
 @slow_two_ranks

@@ -45,6 +45,8 @@ from msrun.runtime.parallel.recomputation import recomputed_in
 _MAGIC = b"msrun capture 1\n"
 _OFF = ("off", "0", "no", "false")
 _SHARE = "share"
+_NOWHERE = ("", _SHARE, *_OFF)
+"""Settings with which nothing is kept."""
 _ON = ("on", "1", "yes", "true")
 _MOST_BYTES = 256 << 20
 """Of all files; the ones that were used longest ago go."""
@@ -64,7 +66,7 @@ def find_folder() -> Path | None:
         RuntimeError: the user has no home.
     """
     given = os.environ.get(contract.MSRUN_CAPTURE_CACHE, "")
-    if given.lower() in ("", _SHARE, *_OFF):
+    if given.lower() in _NOWHERE:
         return None
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "msrun" / "captures"
     return own if given.lower() in _ON else Path(given)
@@ -301,7 +303,9 @@ def _of_leaf(leaf: Any) -> Any:
 
 
 def _not_kept(error: Exception) -> str:
-    """Say why a capture is not kept: it trains all the same, and is made again in the next start."""
+    """Say why a capture is not kept, where that is wanted: it trains all the same, and is made again next time."""
+    if os.environ.get(contract.MSRUN_CAPTURE_CACHE, "").lower() in _NOWHERE:
+        return ""
     is_told = isinstance(error, UnportableError)
     return f"not kept: {error} is of this process alone" if is_told else f"not kept: {type(error).__name__}: {error}"
 
@@ -366,7 +370,7 @@ def find_or_make(
                     packed = place.pack(draft)
                     kept = place.write(*packed)
             except Exception as error:  # noqa: BLE001
-                kept = _not_kept(error) if place.folder is not None else ""
+                kept = _not_kept(error)
         draft.captured.traced.output = None
     finally:
         if is_shared and is_first:  # also when there is no capture, which the others find out, too

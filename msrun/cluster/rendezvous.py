@@ -132,6 +132,7 @@ def run_scheduler(channel_fd: int, listener_fd: int) -> int:
             elif kind == "restarting":
                 host.renew()
                 channel.send({"type": "store_ready", "attempt": message["attempt"]})
+    channel.close()
     record.write("agent has gone: scheduler ends")
     return contract.EXIT_OK if record.is_over else contract.EXIT_CLUSTER
 

@@ -228,7 +228,8 @@ def test_host_that_comes_in_the_same_moment_as_the_last_of_them_waits_for_the_ne
         joined.call_off("nobody needs it", 0)
         not_used = lambda: here.said[-1].endswith("; the job did not use it") and not joined.pool.waiting  # noqa: E731
         assert joined.agents.hear(not_used, {}, deadline=time.monotonic() + 10)
-        assert all(host.said[-1] == "nobody needs it" and host.error is None for host in hosts)
+        wait_until(lambda: all(host.said[-1:] == ["nobody needs it"] for host in hosts), "both have been told")
+        assert [host.error for host in hosts] == [None, None]
         raise UsageError("that is all")
 
 

@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import replace
 from functools import partial
 
+import psutil
 from plans import plan_of, spec_of
 
 from msrun.agent.observer import Observer, Observers, OwnFaults
@@ -104,7 +105,7 @@ class Job:
             send=tell,
             describe=partial(report_failure, self.plan),
             caller={},
-            strangers=(),
+            strangers={child.pid for child in psutil.Process().children()} - {self._process.pid},
             home=str(folder),
             stopped_limit_s=1e9,
             stop_self=self.stop_self,

@@ -2,12 +2,14 @@
 
 import functools
 import importlib
+import itertools
 from operator import getitem
 from pathlib import Path
 
 import torch
 from operator_cases import OperatorNetwork
 from small_capture import captured
+from torch import nn
 
 from msrun.runtime.sharding.operators.registry import REPLICATED, find_rule
 from msrun.runtime.sharding.operators.rule import STRATEGY, operator_call
@@ -50,16 +52,46 @@ def runs_of(world_size):
 
 
 @functools.cache
-def graph_of(case, dtype):
-    """Return the graph of one case."""
-    values = case.values(dtype)
-    given = [value for index, value in enumerate(values) if index not in case.parameters]
-    return captured(OperatorNetwork(case, values), *given)
+def graph_of(*cases, dtype):
+    """Return the graph of one case, or of several beside each other."""
+    networks = [OperatorNetwork(case, case.values(dtype)) for case in cases]
+    return captured(Beside(networks), *(one for case in cases for one in case.arguments(case.values(dtype))))
 
 
-def give(graph, strategy):
+class Beside(nn.Module):
+    """Calls networks one after the other, each with values of its own."""
+
+    def __init__(self, networks):
+        super().__init__()
+        for number, network in enumerate(networks):
+            self.add_module(str(number), network)  # not in a list, where those that are alike would be traced once
+
+    def forward(self, *values):
+        given, results = iter(values), []
+        for network in self.children():
+            results.append(network(*[next(given) for _ in range(network.count)]))
+        return results if len(results) > 1 else results[0]
+
+
+def nodes_of(graph, captured, cases):
+    """Return, of each case, its nodes in a graph: in that which was captured, or in its program's on a rank."""
+    inputs, number_of = iter(captured.inputs), {}
+    for number, case in enumerate(cases):
+        number_of |= dict.fromkeys(itertools.islice(inputs, len(case.arguments(case.shapes))), number)
+    number_of |= {name: int(path.split(".")[0]) for name, path in captured.parameters.items()}
+    nodes = [node for node in graph.nodes if node.op != "output" and (node.op != "placeholder" or node.name in number_of)]
+    for node in nodes:
+        found = [number_of[one.name] for one in node.all_input_nodes if one.name in number_of]
+        number_of |= {node.name: found[0]} if found else {}
+    for node in reversed(nodes):  # what is made of nothing
+        found = [number_of[user.name] for user in node.users if user.name in number_of]
+        number_of |= {node.name: found[0]} if found and node.name not in number_of else {}
+    return [[node for node in nodes if number_of.get(node.name) == number] for number in range(len(cases))]
+
+
+def give(nodes, strategy):
     """Give the operators of a case a strategy, or none; beside others those of one input that follow it have none."""
-    calls = [operator_call(n) for n in graph.graph.nodes if n.op == "call_function" and n.target is not getitem]
+    calls = [operator_call(node) for node in nodes if node.op == "call_function" and node.target is not getitem]
     for call in calls:
         call.node.meta.pop(STRATEGY, None)
         is_followed = len(calls) > 1 and len(call.tensors) == 1 and (find_rule(call.node.target) or REPLICATED).follows

@@ -63,6 +63,10 @@ class OperatorCase:
                     made.append(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
         return made
 
+    def arguments(self, values):
+        """Return those of its inputs that are no parameters."""
+        return [value for index, value in enumerate(values) if index not in self.parameters]
+
     def is_differentiable(self, index):
         return self.kind(index) == "f"
 
@@ -110,6 +114,7 @@ class OperatorNetwork(nn.Module):
         super().__init__()
         self.op = _Call(case.call)
         self._names = [f"p{index}" if index in case.parameters else "" for index in range(len(case.shapes))]
+        self.count = self._names.count("")
         for index in case.parameters:
             self.register_parameter(f"p{index}", nn.Parameter(values[index].clone()))
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from asked_cases import one_fast, slow_but
-from job_runner import REPOSITORY, JobRunner
+from job_runner import PRELOAD, REPOSITORY, JobRunner
 from mindspore_posed import AS_MINDSPORE, posed
 from on_ranks import on_ranks
 
@@ -155,9 +155,10 @@ def test_whole_data_trains_one_network_of_all_ranks(name):
 
 
 def test_the_option_takes_torchs_meaning_means_and_parts_of_the_data(msrun, tmp_path):
-    (tmp_path / "train.py").write_text(ONE_STEP)
-    words = ("--worker_num=2", "--mindspore=torch", "--mindspore_semantics=torch", "train.py")
-    job = msrun.run(*words, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    (tmp_path / "one_step.py").write_text(ONE_STEP)
+    (tmp_path / "train.py").write_text("import one_step\n")  # so that a server which has imported torch is like it
+    words = ("--worker_num=2", "--mindspore=torch", "--mindspore_semantics=torch", *PRELOAD, "train.py")
+    job = msrun.run(*words, cwd=tmp_path, env=msrun.warm())
     assert job.code == 0, job.stderr
     assert "msrun: mindspore is msrun.mindspore, on torch" in job.stderr
     for rank in range(2):

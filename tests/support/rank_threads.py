@@ -99,7 +99,7 @@ class _Carrier(threading.local):
 
 
 def run_on_threads(program, given):
-    """Return, of every rank, its first result and the gradients of what is given, of the sum of weighted results.
+    """Return, of every rank, its results and the gradients of what is given, of the sum of weighted results.
 
     Args:
         given: placeholder -> whole value and its layout.
@@ -117,12 +117,12 @@ def run_on_threads(program, given):
         constants = {node.target: value for node, value in program.constants.values()}
         values = {**parts, **constants, PLACE: torch.tensor(number), DRAW: DrawKey(7, 0).to_tensor()}
         try:
-            result = carrier.rank.run(*map(values.get, names))[0]
-            weighted(result).backward()
+            results = carrier.rank.run(*map(values.get, names))
+            sum(map(weighted, results)).backward()
         except BaseException:
             barrier.abort()
             raise
-        return result.detach(), {name: part.grad for name, part in parts.items()}
+        return [result.detach() for result in results], {name: part.grad for name, part in parts.items()}
 
     with mock.patch.object(rows, "carrier", carrier, create=True), ThreadPoolExecutor(mesh.size) as threads:
         return [*threads.map(run, range(mesh.size))]
@@ -137,14 +137,15 @@ def assert_is_that_of_one_process(program, right, inputs, parameters):
     """Compare results and gradients of the ranks of a program with those of one process.
 
     Args:
-        right: the result of one process, made of these inputs and parameters, by name.
+        right: the results of one process, made of these inputs and parameters, by name.
     """
-    weighted(right).backward()
+    sum(map(weighted, right)).backward()
     read = [*zip(program.inputs, inputs, program.input_layouts, [()] * len(inputs), strict=True)]
     read += [(use.node, parameters[name], use.layout, use.partial_axes) for name, use in program.parameters.items()]
     found = run_on_threads(program, {node.target: (value, layout) for node, value, layout, _ in read})
-    for rank, (result, _) in enumerate(found):
-        torch.testing.assert_close(result, right.detach())
+    for rank, (results, _) in enumerate(found):
+        for result, of_one in zip(results, right, strict=True):
+            torch.testing.assert_close(result, of_one.detach())
         for node, value, layout, partial in read:
             if value.grad is not None:
                 members = program.mesh.members(rank, partial)

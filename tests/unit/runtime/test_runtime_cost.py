@@ -438,7 +438,7 @@ MESH, DEVICE = build_mesh(4), PROFILES["h100"]
 
 def test_deciding_ends_when_two_ways_make_each_other_look_better(monkeypatch):
     case = importlib.import_module(MODULES[0]).BINARY[0]
-    graph = graph_of(case, torch.float32)
+    graph = graph_of(case, dtype=torch.float32)
     ways = itertools.cycle({"weight": Use(TensorLayout.replicated(dims), ())} for dims in (1, 2))
     monkeypatch.setattr(ParameterUses, "better_storage", lambda _: next(ways))
     assert decide(graph, MESH, Constraints(layouts_of(graph, MESH))).operators

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
-from law_graphs import MODULES, give, graph_of
+from law_graphs import MODULES, give, graph_of, nodes_of
 from rank_threads import assert_is_that_of_one_process
 from small_capture import captured, layouts_of, partitioned
-from torch import nn
+from torch import fx, nn
 
 from msrun.errors import StrategyError
 from msrun.runtime import Layout, shard
@@ -330,9 +330,9 @@ BY_NAME = {case.name: case for name in MODULES for case in importlib.import_modu
 
 
 def operator_program(case, strategy, world_size=4):
-    graph = graph_of(case, torch.float64)
+    graph = graph_of(case, dtype=torch.float64)
     wanted = frozenset(range(len(graph.inputs)))
-    give(graph, strategy)
+    give(graph.graph.nodes, strategy)
     return partitioned(graph, world_size, differentiable_inputs=wanted)
 
 
@@ -470,53 +470,73 @@ def test_rows_of_a_result_leave_cut_and_what_a_call_stores_in_attributes_whole()
     assert [layout.split for layout in layouts] == [((0, 1), ()), ((), ())]
 
 
-def ways_to_cut(case, graph):
-    """Yield the first legal strategy that cuts, one that cuts most, and the last, with the layouts of the arguments.
+def ways_to_cut(case):
+    """Return the first legal strategy that cuts, one that cuts most, and the last, with the layouts of the arguments.
 
-    Of an operator that follows its input: that input cut by its first dimension and by its last.
+    Of an operator that follows its input: that input cut by its first dimension and by its last, or whole.
     """
     mesh = build_mesh(4)
-    layouts = layouts_of(graph, mesh)
+    layouts = [TensorLayout.replicated(len(shape)) for shape in case.arguments(case.shapes)]
     if case.name in BY_NAME:
         strategies = case.legal(4)
         most = max(strategies, key=lambda strategy: sum(number > 1 for row in strategy for number in row))
-        for strategy in dict.fromkeys((*strategies[1:2], most, strategies[-1])):
-            yield strategy, strategy, layouts
-    else:
-        shape = case.shapes[0]
-        for dim in sorted({0, len(shape) - 1}):
-            layout = TensorLayout(tuple(mesh.axes if one == dim else () for one in range(len(shape))))
-            if layout.fits(mesh, shape):
-                yield layout.split, None, [layout, *layouts[1:]]
+        return [(one, one, layouts) for one in dict.fromkeys((*strategies[1:2], most, strategies[-1]))]
+    shape = case.shapes[0]
+    dims = sorted({0, len(shape) - 1})
+    cut = [TensorLayout(tuple(mesh.axes if one == dim else () for one in range(len(shape)))) for dim in dims]
+    fitting = [layout for layout in cut if layout.fits(mesh, shape)] or layouts[:1]
+    return [(layout.split, None, [layout, *layouts[1:]]) for layout in fitting]
 
 
-def assert_computes_what_the_operator_does(case, program):
-    values = [v.requires_grad_(case.is_differentiable(index)) for index, v in enumerate(case.values(torch.float64))]
-    inputs = [value for index, value in enumerate(values) if index not in case.parameters]
-    parameters = {f"p{index}": values[index] for index in case.parameters}
-    assert_is_that_of_one_process(program, case.call(*values), inputs, parameters)
+class AsItIs(str):
+    __repr__ = str.__str__
+
+
+def lines_of(nodes, told):
+    """Return what the events of a case do; values and what is kept are counted from its own first one."""
+    places, kept, lines = {node: f"%{place}" for place, node in enumerate(nodes)}, {}, []
+    for event in told.events:
+        if (node := event.node) in places:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: AsItIs(places.get(one, one.name)))
+            what = kwargs.get("collective", f"{node.target}{args}{kwargs or ''}")
+            works = [
+                f"{work.operations:g} op, {work.read_bytes:g} + {work.written_bytes:g} B in {work.launches}"
+                for work in (event.forward, event.backward)
+            ]
+            keeps = [kept.setdefault(number, len(kept)) for number in sorted(event.saved)]
+            lines.append(f"    {places[node]} = {what}: {'; '.join(works)}; keeps {keeps}")
+    return lines
+
+
+def assert_computes_what_the_operators_do(cases, program):
+    values = [case.values(torch.float64) for case in cases]
+    for case, of_case in zip(cases, values, strict=True):
+        for index, value in enumerate(of_case):
+            value.requires_grad_(case.is_differentiable(index))
+    inputs = [one for case, of_case in zip(cases, values, strict=True) for one in case.arguments(of_case)]
+    names = {f"{n}.p{index}": values[n][index] for n, case in enumerate(cases) for index in case.parameters}
+    right = [case.call(*of_case) for case, of_case in zip(cases, values, strict=True)]
+    assert_is_that_of_one_process(program, right, inputs, names)
 
 
 @pytest.mark.parametrize("begin", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["even", "odd"])
 @pytest.mark.parametrize("module", MODULES)
 def test_local_work_and_messages_of_every_operator_are_the_frozen_ones(golden, module, begin):
-    cases, lines = importlib.import_module(module), []
-    for case in [*cases.BINARY, *cases.UNARY][begin::2]:
-        given = [index for index in range(len(case.shapes)) if index not in case.parameters]
-        wanted = frozenset(n for n, index in enumerate(given) if case.is_differentiable(index))
-        graph = graph_of(case, torch.float64)
-        for name, strategy, layouts in ways_to_cut(case, graph):
-            lines.append(f"{case.name} {name}")
-            give(graph, strategy)
-            program = partitioned(graph, input_layouts=layouts, differentiable_inputs=wanted)
-            for event in tell(program).events:
-                node = event.node
-                what = node.kwargs.get("collective", f"{node.target}{node.args}{node.kwargs or ''}")
-                works = [
-                    f"{work.operations:g} op, {work.read_bytes:g} + {work.written_bytes:g} B in {work.launches}"
-                    for work in (event.forward, event.backward)
-                ]
-                lines.append(f"    {node.name} = {what}: {'; '.join(works)}; keeps {sorted(event.saved)}")
-            if any(program.collectives):
-                assert_computes_what_the_operator_does(case, program)
-    golden(f"local_work/{module}_{begin}.txt", re.sub(r" at 0x\w+", "", "\n".join([*lines, ""])))
+    table = importlib.import_module(module)
+    cases = [*table.BINARY, *table.UNARY][begin::2]
+    graph, ways, lines = graph_of(*cases, dtype=torch.float64), [*map(ways_to_cut, cases)], [[] for _ in cases]
+    wanted = [case.is_differentiable(index) for case in cases for index in case.arguments(range(len(case.shapes)))]
+    for turn in range(max(map(len, ways))):
+        taken = [of_case[min(turn, len(of_case) - 1)] for of_case in ways]
+        for nodes, (_, strategy, _) in zip(nodes_of(graph.graph, graph, cases), taken, strict=True):
+            give(nodes, strategy)
+        layouts = [layout for *_, of_case in taken for layout in of_case]
+        wants = frozenset(number for number, is_wanted in enumerate(wanted) if is_wanted)
+        program = partitioned(graph, input_layouts=layouts, differentiable_inputs=wants)
+        told = tell(program)
+        for number, nodes in enumerate(nodes_of(program.graph, graph, cases)):
+            if turn < len(ways[number]):
+                lines[number] += [f"{cases[number].name} {taken[number][0]}", *lines_of(nodes, told)]
+        assert_computes_what_the_operators_do(cases, program)
+    text = "\n".join([line for of_case in lines for line in of_case] + [""])
+    golden(f"local_work/{module}_{begin}.txt", re.sub(r" at 0x\w+", "", text))

@@ -79,7 +79,7 @@ def nodes_of(graph, captured, cases):
     for number, case in enumerate(cases):
         number_of |= dict.fromkeys(itertools.islice(inputs, len(case.arguments(case.shapes))), number)
     number_of |= {name: int(path.split(".")[0]) for name, path in captured.parameters.items()}
-    nodes = [node for node in graph.nodes if node.op != "output" and (node.op != "placeholder" or node.name in number_of)]
+    nodes = [node for node in graph.nodes if node.op == "call_function" or node.name in number_of]
     for node in nodes:
         found = [number_of[one.name] for one in node.all_input_nodes if one.name in number_of]
         number_of |= {node.name: found[0]} if found else {}

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from asked_cases import every_third_fast, one_fast
 from law_graphs import MODULES, give, graph_of, nodes_of
 from rank_threads import assert_is_that_of_one_process
-from small_capture import captured, layouts_of, partitioned
+from small_capture import captured, partitioned
 from torch import fx, nn
 
 from msrun.errors import StrategyError

@@ -55,7 +55,8 @@ def runs_of(world_size):
 def graph_of(*cases, dtype):
     """Return the graph of one case, or of several beside each other."""
     networks = [OperatorNetwork(case, case.values(dtype)) for case in cases]
-    return captured(Beside(networks), *(one for case in cases for one in case.arguments(case.values(dtype))))
+    network = Beside(networks) if len(networks) > 1 else networks[0]
+    return captured(network, *(one for case in cases for one in case.arguments(case.values(dtype))))
 
 
 class Beside(nn.Module):
@@ -70,11 +71,11 @@ class Beside(nn.Module):
         given, results = iter(values), []
         for network in self.children():
             results.append(network(*[next(given) for _ in range(network.count)]))
-        return results if len(results) > 1 else results[0]
+        return results
 
 
 def nodes_of(graph, captured, cases):
-    """Return, of each case, its nodes in a graph: in that which was captured, or in its program's on a rank."""
+    """Return, of each of several cases, its nodes in a graph: in the captured one, or in its program's on a rank."""
     inputs, number_of = iter(captured.inputs), {}
     for number, case in enumerate(cases):
         number_of |= dict.fromkeys(itertools.islice(inputs, len(case.arguments(case.shapes))), number)

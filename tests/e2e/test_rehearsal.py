@@ -11,6 +11,7 @@ from plans import without_what_is_chosen_at_start
 from rank_tables import plain_table
 
 
+@pytest.mark.slow
 def test_workers_see_hosts_of_their_own(rehearsals):
     """What a shell here has set comes as far as over SSH, and logs are sent; the table given has a host for each."""
     table = rehearsals.cwd / "table.json"

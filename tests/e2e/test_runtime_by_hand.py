@@ -8,7 +8,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asked_cases import one_fast
 from host_net import HostNet
 from job_runner import free_port
 
@@ -40,8 +39,9 @@ def start(msrun, meeting, role, size, *words, **more):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("last_words", "is_good"), one_fast(("raise ValueError", False), ("dist.destroy_process_group()", True))
+    ("last_words", "is_good"), [("raise ValueError", False), ("dist.destroy_process_group()", True)]
 )
 def test_scheduler_learns_how_a_worker_ends(msrun, meeting, threads, last_words, is_good):
     scheduler = threads.submit(serve, meeting, 1, DEADLINE_S, 30)

@@ -426,6 +426,7 @@ def test_what_one_rank_cannot_read_none_reads(ranks, tmp_path):
     assert said == [f"{KEPT} {tmp_path / 'kept 0'}", ""]
 
 
+@pytest.mark.slow
 @two_ranks
 def test_a_pipeline_is_captured_each_time_and_says_so(ranks, tmp_path):
     said, _ = start(tmp_path / "kept", Pipeline(Small(), 2), settings=lambda step: step.pipeline(2))

@@ -54,7 +54,7 @@ class Serial:
 def run_case(case, dtype, mesh, rank, strategy, arrangement, case_values):
     """Run one strategy with one arrangement of the inputs; return what is wrong, or nothing."""
     serial, captured, given = case_values
-    give(captured, strategy)
+    give(captured.graph.nodes, strategy)
     wanted = frozenset(n for n, index in enumerate(given) if case.is_differentiable(index))
     program = lower(captured, decide(captured, mesh, Constraints(arrangement, differentiable_inputs=wanted)))
     stored = {}
@@ -117,7 +117,7 @@ def test_every_legal_strategy_gives_the_result_and_gradients_of_one_process(rank
     for dtype in dtypes:
         serial = Serial(case, dtype)
         given = [index for index in range(len(case.shapes)) if index not in case.parameters]
-        captured = graph_of(case, dtype)
+        captured = graph_of(case, dtype=dtype)
         if follows:
             plans = [(None, [layout]) for layout in all_layouts(mesh, case.shapes[0])]
         else:

@@ -133,7 +133,7 @@ def test_ranks_with_different_buffers_use_rank_0s():
     assert losses == [losses[0]] * WORLD_SIZE
 
 
-@on_four
+@slow_on_four
 def test_error_on_one_rank_is_told_to_the_others():
     network = seeded(Mlp)
     step = AutoParallel(MicroBatchInterleaved(WithLoss(network, F.mse_loss), 2))

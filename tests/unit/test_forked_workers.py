@@ -67,18 +67,21 @@ def test_every_test_is_told_of_also_those_after_one_that_ended_its_worker(tmp_pa
     assert ended and ended <= made and len(made) <= 5  # once in each worker, ended in all that have ended well
 
 
+@pytest.mark.slow
 def test_run_ends_with_the_first_failure_where_that_is_asked(tmp_path):
     status, said = run(tmp_path, "--workers=2", "-x", files=9)
     assert status == 1 and len(re.findall(r"^FAILED", said, re.MULTILINE)) <= 2
     assert "passed" not in said.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_tests_whose_workers_end_before_them_are_missed(tmp_path):
     (tmp_path / "dying.py").write_text("import os\ndef pytest_worker_begins(session): os._exit(0)\n")
     status, said = run(tmp_path, "--workers=2", "-p", "forked_workers", "-p", "dying")
     assert status == 1 and "18 tests were not run, for their workers have ended: test_0.py" in said
 
 
+@pytest.mark.slow
 def test_interrupt_ends_all_workers_and_what_they_have_set_up(tmp_path):
     wait = "import time\ndef test_waits(one):\n    open(f'waits-{PARENT}-{os.getpid()}', 'x')\n    time.sleep(60)\n"
     process = start(tmp_path, "--workers=2", text=TESTS.partition("def ")[0] + wait)

@@ -313,7 +313,7 @@ def traced(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("name", slow_but(["strategies", "tied weights"], NETWORKS))
+@pytest.mark.parametrize("name", slow_but(["tied weights"], NETWORKS))
 def test_equal_blocks_are_traced_once_for_one_graph(name, traced, monkeypatch):
     build, times = NETWORKS[name]
     torch.manual_seed(0)

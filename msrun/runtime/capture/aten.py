@@ -88,6 +88,7 @@ def trace_aten(traced: TracedCall, root: nn.Module, symbols: ShapeEnv | None = N
     """
     paths = {str(id(module)): (path, type(module)) for path, module in root.named_modules()}
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols)
+    mode.cache_enabled &= symbols is None  # as in dynamo
     tensors = {index: value for index, value in enumerate(traced.inputs) if isinstance(value, Tensor)}
     samples = [_sample(mode, value, *traced.free.get(index, (0, ()))) for index, value in tensors.items()]
     interpreter = _Interpreter(traced.graph, paths)

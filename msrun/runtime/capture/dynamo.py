@@ -249,6 +249,7 @@ def _trace_call(
         get_metrics_context(),
         dynamo_timed("msrun_capture"),
         config.patch(settings()),
+        config.patch(fake_tensor_cache_enabled=not free),  # a look-up compares sizes, which takes longer
         symbol_config.patch(use_duck_shape=False),  # type: ignore[attr-defined]  # else sizes that are equal by chance would have to stay so
         _watching_stores(found),
         _without_shortcuts(),

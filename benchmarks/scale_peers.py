@@ -16,7 +16,7 @@ from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 PORT = 4711
 FAILED_STATUS = 7 << 8

@@ -26,6 +26,7 @@ from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, 
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.program import Program
+from msrun.planning.record import Record
 
 SERVER_PROGRAM = Program("module", "msrun.server")  # what a parameter server runs in place of the user's program
 MINDSPORE_SCHEDULER = Program("executable", sys.executable, ("-c", "from mindspore.communication import init; init()"))
@@ -77,8 +78,7 @@ class Attempt:
         return f"rank {first.global_rank} failed first: {describe_status(first.wait_status)}"
 
 
-@dataclass(frozen=True)
-class HostResult:
+class HostResult(Record):
     """What happened on one host."""
 
     attempts: tuple[Attempt, ...]  # every start of the job, in order; the last one decides

@@ -14,13 +14,13 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.agent.host.host_facts import group_folders
 from msrun.agent.own_file import append_text, read_end, read_from
 from msrun.agent.processes.process_control import catches, read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
+from msrun.planning.record import Record
 
 STACK_WAIT_S = 1.0  # what workers get to write their stacks
 
@@ -72,8 +72,7 @@ _STANDARD = re.compile(r"<|.*/lib/python3\.\d+/(?!site-packages|dist-packages)")
 _DISPATCH = re.compile(r".*/torch/(_ops\.py|_library/|distributed/c10d_logger)")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record):
     """A worker's main thread."""
 
     waits_in: str  # the call of torch in which it waits for other ranks; empty when it is in none

@@ -16,6 +16,7 @@ from msrun.cluster.membership import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.hosts import name_ranks
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.record import Record
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
@@ -90,8 +91,7 @@ class _Watch:
     told_at: float  # last progress that it told itself: log, step or collective
 
 
-@dataclass(frozen=True)
-class Hang:
+class Hang(Record):
     """A job without progress."""
 
     silent_s: float

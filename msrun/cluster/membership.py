@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.planning.hosts import name_ranks
+from msrun.planning.record import Record
 
 if TYPE_CHECKING:
     from msrun.planning.spec import JobTerms
@@ -26,8 +27,7 @@ UNBEGUN_CODES = frozenset({1, 2})  # Python's own after an exception and a usage
 BEGUN_S = 10.0  # a worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(Record):
     """Restarts the whole job a limited number of times, at once, then after 1, 2, 4, ... seconds."""
 
     max_restarts: int

@@ -7,7 +7,7 @@ import hashlib
 import ipaddress
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
@@ -16,6 +16,7 @@ from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure
 from msrun.cluster.messages import Message
 from msrun.planning.plan import HostPlan
+from msrun.planning.record import Record
 from msrun.planning.spec import LaunchSpec
 
 MAX_ITEMS = 1 << 16
@@ -27,8 +28,7 @@ Texts = Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
 State = Literal["planned", "running", "done", "failed", "stopped by msrun"]
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One line of --check: about one host, some hosts of a job, or all of them together."""
 
     status: Literal["ok", "warn", "fail"]
@@ -42,8 +42,7 @@ class Finding:
             raise ValueError(f"a failure with exit code {self.exit_code}")
 
 
-@dataclass(frozen=True)
-class HostAddress:
+class HostAddress(Record):
     """One numeric address of a host."""
 
     address: str
@@ -65,8 +64,7 @@ class HostAddress:
         return ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False) if self.prefix_bits else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostReport:
+class HostReport(Record, kw_only=True):
     """One host as its agent sees it. Empty text: not known there."""
 
     host_name: str = ""
@@ -92,8 +90,7 @@ class HostReport:
         return tuple(entry for entry in self.addresses if entry.is_routable)
 
 
-@dataclass(frozen=True)
-class ReachResult:
+class ReachResult(Record):
     """How it went on one host."""
 
     error: str = ""  # why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can
@@ -102,8 +99,7 @@ class ReachResult:
     is_own: bool = False  # the address belongs to the host that tried, so it came nowhere else
 
 
-@dataclass(frozen=True)
-class HostJob:
+class HostJob(Record):
     """What a launcher asks of one host."""
 
     protocol: int
@@ -120,8 +116,7 @@ class HostJob:
     is_launchers_host: bool = False  # `environment` is all that workers get, and no look is needed
 
 
-@dataclass(frozen=True)
-class HostPart:
+class HostPart(Record):
     """One host's part of one start of a job, once all hosts are known."""
 
     job_id: str

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from msrun.errors import UsageError
+from msrun.planning.record import Record
 from ranktable.errors import HostListError
 from ranktable.hosts.brackets import fold, shorten
 from ranktable.hosts.host_list import ListedHost
@@ -34,8 +35,7 @@ def count_workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
 
 
-@dataclass(frozen=True)
-class HostAssignment:
+class HostAssignment(Record):
     """One host of a job: its index, where it is, and the ranks that run there."""
 
     node_rank: int
@@ -64,8 +64,7 @@ class HostAssignment:
         return cls(value["node_rank"], value["name"], value["address"], ranks, devices)
 
 
-@dataclass(frozen=True)
-class Fleet:
+class Fleet(Record):
     """All hosts of a job, as one of them sees it."""
 
     node_rank: int

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from msrun.errors import UsageError, near_miss
+from msrun.planning.record import Record
 
 SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})  # imported unasked; --preload names more
 
@@ -36,8 +37,7 @@ MAX_TEXT_BYTES = 4 << 20  # of the script's own, how many are looked into, and t
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-@dataclass(frozen=True)
-class ScriptImports:
+class ScriptImports(Record):
     """What may be imported for a script before it runs."""
 
     names: tuple[str, ...] = ()  # as `module` or `module:name`, in order and without repeats
@@ -269,8 +269,7 @@ COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", 
 PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})  # workers write whole lines at once
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Record):
     """What every worker runs."""
 
     kind: ProgramKind  # script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec

@@ -12,12 +12,13 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.hosts import blamed_on
+from msrun.planning.record import Record
 from ranktable.hosts.brackets import expand
 from ranktable.hosts.ranges import RangeError, read_ranges
 
@@ -33,16 +34,14 @@ _MAX_DIGITS = 9
 _LOOPBACK = re.compile(r"localhost\Z|127\.[0-9.]+\Z|::1\Z")
 
 
-@dataclass(frozen=True)
-class Told(Generic[T]):
+class Told(Record, Generic[T]):
     """A value, and where it came from."""
 
     value: T
     source: str  # name of a variable, or more words than that
 
 
-@dataclass(frozen=True)
-class HostView:
+class HostView(Record):
     """The little that must be known of this host to understand its variables."""
 
     name: str
@@ -51,8 +50,7 @@ class HostView:
     listed: tuple[str, ...] = ()  # the hosts in the file that PBS_NODEFILE names, one for each of their slots
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class Surroundings(Record, kw_only=True):
     """A job of which this host is a part, as far as variables tell of it; None = no variable says it."""
 
     name: str  # in words: "Slurm job 4711"
@@ -140,8 +138,7 @@ IN_POD = "KUBERNETES_SERVICE_HOST"
 HOSTS_FILE = "/etc/hosts"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variables:
+class Variables(Record, kw_only=True):
     """The variables of one scheduler; of several names the first that is set counts."""
 
     name: str  # in words; `{NAME}` stands for the value of that variable, {} for this host

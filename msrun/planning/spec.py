@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,6 +19,7 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.hosts import HostAssignment, HostEntry, blamed_on
 from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
+from msrun.planning.record import Record
 from msrun.planning.settings import Setting, TlsSpec, check_ranges, field_options, option, read_truth, refuse_together
 from ranktable.hosts.brackets import shorten
 from ranktable.hosts.host_list import MAX_PORT, check_user
@@ -80,8 +81,7 @@ _DEVICE_KEY = re.compile(r"device(0|[1-9]\d{0,5})\Z")
 _EXAMPLE = """{"device0": ["0-3", "8"], "device1": ["4-7"]}"""
 
 
-@dataclass(frozen=True)
-class CoreBinding:
+class CoreBinding(Record):
     """What `--bind_core` asked for."""
 
     is_auto: bool = True  # True: msrun shares the cores out
@@ -153,8 +153,7 @@ def parse_signals(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(signal.Signals[f"SIG{word.removeprefix('SIG')}"]) for word in words))
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobTerms:
+class JobTerms(Record, kw_only=True):
     """What is asked of a job and holds for all of it: the same in the spec and in the plan."""
 
     cluster_time_out_s: int = option(
@@ -235,8 +234,7 @@ class JobTerms:
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
 
 
-@dataclass(frozen=True)
-class SshSettings:
+class SshSettings(Record):
     """What holds for all hosts; what a host list says of one host wins, ssh_config fills in the rest."""
 
     config_file: Path | None = option(
@@ -280,8 +278,7 @@ class SshSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchSpec(JobTerms):
+class LaunchSpec(JobTerms, kw_only=True):
     """One `msrun` command, translated once by the command line. Every field was checked by `check_spec`."""
 
     program: Program

@@ -8,7 +8,6 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from msrun.planning.placement.host import (
     visible_ascend,
     visible_cuda,
 )
+from msrun.planning.record import Record
 from msrun.planning.spec import LOOPBACK
 
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the name since Linux 5.3, and the one before
@@ -68,8 +68,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
             yield (*(base / one for one in [relative, *relative.parents] if one != Path()), base)
 
 
-@dataclass(frozen=True)
-class CgroupLimits:
+class CgroupLimits(Record):
     """Limits on processors; None = no limit."""
 
     quota_cores: float | None  # processor time per time, so 1.5 = one and a half processors

@@ -42,7 +42,7 @@ from msrun.agent.processes.server_handle import MINDSPORE_SCHEDULER_ID, SCHEDULE
 from msrun.agent.timers import Timers
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
-from msrun.planning.record_json import decode_record
+from msrun.planning.record import decode_record
 
 if TYPE_CHECKING:
     from msrun.agent.processes.main_module import Main

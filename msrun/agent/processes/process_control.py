@@ -17,11 +17,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from msrun import contract
+from msrun.planning.record import Record
 
 
 class ProcessStat(NamedTuple):
@@ -77,8 +77,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Record):
     """What the living processes of one session use."""
 
     cpu_s: float = 0.0  # processor seconds since they began

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from msrun.cluster.messages import Channel
 from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import Record, encode_record
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
 # msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
@@ -47,8 +47,7 @@ def server_index(process_id: int) -> int | None:
     return FIRST_SERVER_ID - process_id if process_id <= FIRST_SERVER_ID else None
 
 
-@dataclass(frozen=True)
-class ProcessSpec:
+class ProcessSpec(Record):
     """One process that the fork server is asked to start."""
 
     process_id: int  # global rank, or one of the ids above

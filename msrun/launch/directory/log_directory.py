@@ -43,6 +43,7 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError, refused_as
 from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.record import Record
 from msrun.planning.spec import LaunchSpec
 from ranktable.files import replace_file
 
@@ -55,8 +56,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 _ASKED = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class LockRecord:
+class LockRecord(Record):
     """Who took the lock last."""
 
     job_id: str
@@ -66,8 +66,7 @@ class LockRecord:
     error: str = ""  # why the job ended before its first event; left out otherwise
 
 
-@dataclass(frozen=True)
-class LockState:
+class LockState(Record):
     """What can be seen of a lock at one moment."""
 
     record: LockRecord | None  # None when the file is missing or damaged
@@ -279,8 +278,7 @@ class BoundedLogs(Observer):
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class PlannedWorker:
+class PlannedWorker(Record):
     """One worker of a written plan."""
 
     global_rank: int
@@ -288,8 +286,7 @@ class PlannedWorker:
     log_name: str  # its log's name in the log directory, wherever that has been moved to
 
 
-@dataclass(frozen=True)
-class PlanRecord:
+class PlanRecord(Record):
     """What is needed of a plan.json."""
 
     job_id: str

@@ -8,12 +8,13 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msrun.agent.log_file import FREE, change, find_data
 from msrun.agent.own_file import open_own_file, read_end
 from msrun.agent.processes.progress_board import Progress
+from msrun.planning.record import Record
 
 GAP = b"\n[msrun: more was written than --log_max_bytes keeps before it could be shown; lines are missing here]\n"
 
@@ -111,8 +112,7 @@ def read_tail(path: Path, size_bytes: int) -> bytes:
     return read_end(path, size_bytes).lstrip(b"\0")
 
 
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(Record):
     """How far a worker is, by the end of its log, and by what it reports itself where it does."""
 
     written_at: float | None = None  # when it last wrote there, wall clock; None when it has written nothing

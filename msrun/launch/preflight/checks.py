@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import chain
@@ -33,6 +32,7 @@ from msrun.planning.hosts import count_workers
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.program import Program, own_modules
+from msrun.planning.record import Record
 from msrun.planning.spec import LOOPBACK, LaunchSpec, is_numeric
 
 T = TypeVar("T")
@@ -137,8 +137,7 @@ def _look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     return Finding("warn" if warnings else "ok", "tls", text)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Record):
     """One thing to look at."""
 
     name: str

@@ -36,7 +36,7 @@ from msrun.cluster.messages import (
     traceback_of,
 )
 from msrun.cluster.protocol import ReachResult, check_said, protocol, read_moment
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters())
 objects = st.dictionaries(

@@ -28,7 +28,7 @@ from msrun.agent.processes.server_handle import (
 )
 from msrun.cluster.messages import Channel, await_input
 from msrun.errors import ClusterError
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 SINGLE_THREAD = """
 import sys, threading, types

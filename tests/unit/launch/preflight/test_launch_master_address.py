@@ -106,7 +106,7 @@ sys.stdin.read()
 TRY = """
 import json, sys
 from msrun.launch.preflight.checks import try_reach
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port in json.loads(sys.argv[1])]))
 """
 

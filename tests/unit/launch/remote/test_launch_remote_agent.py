@@ -19,7 +19,7 @@ from msrun.launch.remote.agent import Agent
 from msrun.launch.remote.logs import spool_path
 from msrun.planning.hosts import HostAssignment
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 SPEC = small_spec(Path("/"), 4, local_worker_num=2)
 JOB = HostJob(protocol(), "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)

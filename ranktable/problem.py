@@ -9,8 +9,8 @@ from typing import Literal
 
 Severity = Literal["error", "warning"]
 
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_LAST_STEP = re.compile(r'(?:\.?[A-Za-z_][A-Za-z0-9_-]*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
+_PLAIN_KEY = r"[A-Za-z_][A-Za-z0-9_-]*"
+_LAST_STEP = r'(?:\.?[A-Za-z_][A-Za-z0-9_-]*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z'
 _MAX_SHOWN = 60
 _MAX_PATH = 240
 
@@ -64,11 +64,11 @@ def show_value(value: object) -> str:
 
 def join_key(path: str, key: str) -> str:
     """Return the path of member `key` of the object at `path`: `server_list[0].device`."""
-    if not (key.isidentifier() and key.isascii()) and not _PLAIN_KEY.fullmatch(key):
+    if not (key.isidentifier() and key.isascii()) and not re.fullmatch(_PLAIN_KEY, key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 
 
 def parent_path(path: str) -> str:
     """Return the path of the object or array that holds `path`; the top is the empty path."""
-    return _LAST_STEP.sub("", path, count=1)
+    return re.sub(_LAST_STEP, "", path, count=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import ipaddress
 import json
 from collections.abc import Mapping
@@ -227,6 +226,8 @@ def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def protocol() -> int:
     """Return the version of what hosts, launcher and coordinator say: it changes with any form."""
+    import hashlib  # loads OpenSSL
+
     tables = [[*_forms(fields).values()] for fields in (SAID, TOLD, MOMENTS)]
     forms = [msgspec.json.schema_components(forms, schema_hook=lambda _: {"type": "string"}) for forms in tables]
     text = json.dumps(forms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -260,7 +259,7 @@ def _take_directory(
 
         server_token = token_of_servers(spec.token, start.job_id)
     port = part.store_port if part.fleet else listener.getsockname()[1]
-    plan = plan_part(spec, facts, start, part.fleet, port, server_token or secrets.token_hex(32))
+    plan = plan_part(spec, facts, start, part.fleet, port, server_token or os.urandom(32).hex())
     stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
     lock.take()
     if spec.first_attempt:

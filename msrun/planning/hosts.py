@@ -282,14 +282,14 @@ class HostPool:
 
 FIRST_ADDRESS = "127.0.0.2"  # 127.0.0.1 stays the address of jobs on one host
 MAX_HOSTS = 250
-_FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
+_FORM = r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z"
 
 
 def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     """Turn `4x2` into four hosts of two workers, host0 at 127.0.0.2 and so on; `4`: of 0 slots (UsageError)."""
     import ipaddress  # not for --help
 
-    match = _FORM.match(text)
+    match = re.match(_FORM, text)
     if not match:
         raise UsageError(f"--rehearse {shorten(text)}: give HOSTSxWORKERS, such as 4x2 for four hosts of two workers")
     hosts, slots = (int((number or "0")[:9]) for number in match.groups())

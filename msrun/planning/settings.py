@@ -160,7 +160,7 @@ def _ciphers(names: Sequence[str], source: str) -> tuple[str, ...]:
     return tuple(name for name in names if name != PSK_CIPHER) or CIPHERS
 
 
-OF_LAUNCHER = re.compile(
+OF_LAUNCHER = (
     r"(PMI_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_COMM_WORLD_|OMPI_WORLD_|OMPI_MCA_orte_|OMPI_MCA_ess_base_|PET_RDZV_)\w+\Z"
     r"|OMPI_(APP_CTX_NUM_PROCS|ARGV|COMMAND|FILE_LOCATION|FIRST_RANKS|NUM_APP_CTX|TOOL_NAME|UNIVERSE_SIZE)\Z"
     r"|OMPI_MCA_(ess|initial_wdir|num_procs|pmix)\Z"
@@ -311,7 +311,7 @@ def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -
     settings = {*SECRET_VARIABLES, *map(variable_name, names)} - contract.WORKER_SETTINGS
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
-    return {name: value for name, value in environ.items() if name not in settings and not OF_LAUNCHER.match(name)}
+    return {name: value for name, value in environ.items() if name not in settings and not re.match(OF_LAUNCHER, name)}
 
 
 def settings_note(settings: Iterable[Setting]) -> list[str]:

@@ -35,11 +35,11 @@ MEETING_PORT = 8118  # where several hosts meet when no port is given: MindSpore
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
-_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
+_SIZE = r"(?i)([0-9]+)\s*([KMGT]?)(?:I?B)?\Z"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
-_LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
+_HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z"
+_LOG_STEM = r"[A-Za-z0-9._{}-]+\Z"
 
 
 def parse_statuses(option: str, text: str) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def parse_statuses(option: str, text: str) -> tuple[int, ...]:
 
 def parse_size(option: str, text: str) -> int:
     """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024 (UsageError: not such a size)."""
-    match = _SIZE.match(text.strip())
+    match = re.match(_SIZE, text.strip())
     if not match:
         raise UsageError(f"{option} {text}: not a size; give bytes, or a whole number with K, M, G or T such as 100M")
     return int(match[1]) * _UNITS[match[2].upper()]
@@ -77,7 +77,7 @@ def format_size(size_bytes: int) -> str:
 SCHEDULER_KEY = "scheduler"
 MAX_CPU = 1 << 16  # no kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen
 
-_DEVICE_KEY = re.compile(r"device(0|[1-9]\d{0,5})\Z")
+_DEVICE_KEY = r"device(0|[1-9]\d{0,5})\Z"
 _EXAMPLE = """{"device0": ["0-3", "8"], "device1": ["4-7"]}"""
 
 
@@ -103,7 +103,7 @@ def parse_bind_core(text: str) -> CoreBinding | None:
         raise UsageError(f"--bind_core {text}: not a JSON object of devices; give e.g. --bind_core='{_EXAMPLE}'")
     lists = {key: _parse_cpus(key, items) for key, items in value.items()}
     scheduler = lists.pop(SCHEDULER_KEY, ())
-    for wrong in (key for key in lists if not _DEVICE_KEY.match(key)):
+    for wrong in (key for key in lists if not re.match(_DEVICE_KEY, key)):
         raise UsageError(f"--bind_core: {wrong!r} is no device; keys are device0, device1, ... and {SCHEDULER_KEY}")
     devices = {int(key.removeprefix("device")): cpus for key, cpus in lists.items()}
     return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
@@ -480,7 +480,7 @@ def check_spec(spec: LaunchSpec) -> None:
     refuse_together({one.name for name, one in known.items() if getattr(spec, name) != defaults[name]}, EXCLUSIVE)
     if not spec.is_remote:
         _check_counts(spec)
-    if not _HOST_NAME.match(spec.master_addr):
+    if not re.match(_HOST_NAME, spec.master_addr):
         raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. {LOOPBACK}")
     for name, value in spec.env:
         check_env(name, value)
@@ -491,7 +491,7 @@ def check_spec(spec: LaunchSpec) -> None:
             check_user(spec.ssh.user, "--ssh_user")
     stem = spec.worker_log_name
     bare = stem.replace("{ip}", "").replace("{hostname}", "")
-    if not _LOG_STEM.match(stem) or "{" in bare or "}" in bare or stem in (".", ".."):
+    if not re.match(_LOG_STEM, stem) or "{" in bare or "}" in bare or stem in (".", ".."):
         raise UsageError(
             f"--worker_log_name {stem}: letters, digits, '.', '_', '-' and the words {{ip}} and {{hostname}} only"
         )
@@ -580,7 +580,7 @@ def check_env(name: str, value: str) -> None:
 
 
 def _check_name(name: str, begin: str) -> None:
-    if not _ENV_NAME.match(name):
+    if not re.match(_ENV_NAME, name):
         raise UsageError(f"{begin} a variable name; letters, digits and _ only, not starting with a digit")
 
 

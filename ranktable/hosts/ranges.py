@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 MAX_DIGITS = 9
 LARGEST = 10**MAX_DIGITS - 1
 
-_RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}})(?:/([1-9][0-9]{{0,5}}))?)?")
+_RANGE = rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}})(?:/([1-9][0-9]{{0,5}}))?)?"
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class NumberRange:
 
 def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) -> NumberRange:
     """Read `7`, `0-3` or, with steps, `0-8/2`; raises RangeError, also for numbers above `largest`."""
-    match = _RANGE.fullmatch(text)
+    match = re.fullmatch(_RANGE, text)
     if match is None or (match[3] and not has_steps):
         raise RangeError(text, "form")
     first, last = match[1], match[2] or match[1]

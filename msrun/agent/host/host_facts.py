@@ -188,13 +188,15 @@ _FOLDER = ".dist-info"
 
 def installed_version(package: str) -> str:
     """Return the version, such as 2.13.0+cpu; empty when the package is not installed. It stands in the name of the
-    metadata's folder (PyPA's "Recording installed projects"): importlib.metadata, asked where there is none, costs more
-    than the rest of a look at a host."""
+    metadata's folder (PyPA's "Recording installed projects"): importlib.metadata costs more than the rest of a look at
+    a host, and is only asked of a package that can be imported."""
     for path in sys.path:
         with contextlib.suppress(OSError):  # an archive, or nothing
             for name in os.listdir(path or "."):  # noqa: PTH208 - site-packages is long
                 if name.startswith(f"{package}-") and name.endswith(_FOLDER):
                     return name[len(package) + 1 : -len(_FOLDER)]
+    if find_spec(package) is None:
+        return ""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

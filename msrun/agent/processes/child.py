@@ -8,7 +8,6 @@ import faulthandler
 import fcntl
 import logging
 import os
-import platform
 import re
 import signal
 import sys
@@ -43,7 +42,7 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
-    number = SET_MEMPOLICY.get(platform.machine(), -1)  # which no kernel has
+    number = SET_MEMPOLICY.get(os.uname().machine, -1)  # which no kernel has
     words = max(nodes) // _WORD_BITS + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:

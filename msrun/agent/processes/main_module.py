@@ -36,7 +36,7 @@ from msrun.planning.program import Program
 LINGER_S = 5.0  # how long a process may take to end before that is worth a word
 LOOK_S = 1.0
 BUSY_SHARE = 0.001  # share of a core that is a sign of life: an upload needs little
-_LIBRARY = re.compile(r"<|.*/lib/python3\.\d+/")
+_LIBRARY = r"<|.*/lib/python3\.\d+/"
 _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 
 
@@ -78,7 +78,7 @@ def describe_wait() -> str:
 def _place(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
-        if not _LIBRARY.match(code.co_filename) and code.co_filename != __file__:
+        if not re.match(_LIBRARY, code.co_filename) and code.co_filename != __file__:
             is_ours = code.co_filename.startswith(os.path.dirname(__file__))  # noqa: PTH120
             return "" if is_ours else f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"  # noqa: PTH119
         frame = frame.f_back

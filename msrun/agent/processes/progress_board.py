@@ -16,7 +16,6 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -169,7 +168,7 @@ def watch_joining() -> None:
         sys.meta_path.insert(0, _AfterImport())
 
 
-class _AfterImport(MetaPathFinder):
+class _AfterImport:
     """Sees the import of torch's rendezvous, once."""
 
     def find_spec(

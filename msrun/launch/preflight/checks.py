@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import ipaddress
 import os
 import re
 import resource
-import secrets
 import socket
 import sys
 import tempfile
@@ -408,9 +406,9 @@ MAX_WORD_BYTES = 128
 def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
     """Keep a file with a random word in the log directory, or in the nearest folder above it that exists; yields {path,
     word} for `sees_word` of other hosts, nothing where it cannot be written."""
-    word = secrets.token_hex(32)
+    word = os.urandom(32).hex()
     # New, so that no host has remembered that it is not there.
-    path = _existing(log_dir) / f"{_PREFIX}{secrets.token_hex(8)}"
+    path = _existing(log_dir) / f"{_PREFIX}{os.urandom(8).hex()}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, contract.FILE_MODE)
     except OSError:
@@ -499,6 +497,8 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _digest(path: Path) -> str:
+    import hashlib  # not for a job on one host: it loads OpenSSL
+
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(MAX_FILE_BYTES))
         if file.read(1):

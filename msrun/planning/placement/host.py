@@ -63,7 +63,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ASCEND_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 
-_LEADING_NUMBER = re.compile(r"\s*[+]?(\d+)")
+_LEADING_NUMBER = r"\s*[+]?(\d+)"
 
 
 class Device(Record):
@@ -106,7 +106,7 @@ def _resolve_cuda(entry: str, preset: str, present: Sequence[Device]) -> str | N
     if preset.startswith("MIG-"):
         return entry if entry.startswith("MIG-") else None
     if not preset.startswith("GPU-"):
-        match = _LEADING_NUMBER.match(entry)  # the driver reads numbers as strtoul does
+        match = re.match(_LEADING_NUMBER, entry)  # the driver reads numbers as strtoul does
         index = int(match[1]) if match else len(present)
         return present[index].number if index < len(present) else None
     if not entry.startswith("GPU-") or not all(device.uuid for device in present):

@@ -27,7 +27,7 @@ _ALWAYS = r"(?i)SECRET|PASSWORD|PASSWD|CREDENTIAL"
 _LAST_WORD = r"(?i)(api|access|secret|private|auth)?(key|token)\Z"
 _WORD_BORDER = r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])"
 _ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=")
-_OPTION = r"--?[A-Za-z][\w.-]*\Z"
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*\Z")
 _URL_PASSWORD = re.compile(r"((?<![A-Za-z0-9+.-])[0-9+.-]*+[A-Za-z][A-Za-z0-9+.-]*+://[^/\s:@]*+):([^/\s@]++)@")
 """Tried once for every run of letters, not for every letter: the time grows with the text, not with its square."""
 
@@ -73,7 +73,7 @@ def _masked(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     for word in words:
         is_value = is_value and not word.startswith("--")
         yield (MASK, [word]) if is_value else _masked_word(word)
-        is_value = not is_value and bool(re.match(_OPTION, word)) and is_secret_name(word)
+        is_value = not is_value and bool(_OPTION.match(word)) and is_secret_name(word)
 
 
 def _masked_word(word: str) -> tuple[str, list[str]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 MAX_DIGITS = 9
 LARGEST = 10**MAX_DIGITS - 1
@@ -26,8 +25,7 @@ class RangeError(ValueError):
         self.turned = turned
 
 
-@dataclass(frozen=True, slots=True)
-class NumberRange:
+class NumberRange(NamedTuple):
     """One range as it was written: `08-16/2`."""
 
     numbers: range

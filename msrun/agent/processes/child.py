@@ -16,10 +16,11 @@ import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from msrun import contract
 from msrun.agent.own_file import open_own_file
+from msrun.agent.processes.main_module import Main
 from msrun.agent.processes.process_control import die_with_parent, set_open_files, sweep_job
 from msrun.agent.processes.progress_board import watch_joining
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ProcessSpec
@@ -28,10 +29,6 @@ from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.hosts import fold_ranks
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
-
-if TYPE_CHECKING:
-    from msrun.agent.processes.main_module import Main
-
 
 MPOL_PREFERRED = 1
 MPOL_BIND = 2
@@ -142,8 +139,6 @@ def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Ma
         set_torch_threads()
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
-    from msrun.agent.processes.main_module import Main
-
     watch_joining()
     try:
         return Main(program)

@@ -15,10 +15,9 @@ import io
 import os
 import re
 import signal
+import site
 import struct
-import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -150,6 +149,8 @@ def _forget_hidden(folder: Path) -> None:
     own &= sys.modules.keys()
     if not own:
         return
+    import subprocess  # for few
+
     argv = [sys.executable, "-c", "import sys; print(*sys.modules)"]  # what the interpreter itself has loaded, stays
     kept = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False).stdout.split()
     for name in [name for name in sys.modules if name.partition(".")[0] in own.difference(kept)]:
@@ -176,7 +177,7 @@ def _remove_modules(imported_before: frozenset[str]) -> None:
         if hasattr(sys, name):
             setattr(sys, name, None)
     gc.collect()  # twice, as the interpreter: the first time while all modules live
-    packages = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    packages = (str(Path(os.__file__).parent), *site.getsitepackages())
     for name, module in reversed(list(sys.modules.items())):
         file = getattr(module, "__file__", None)
         is_own = isinstance(file, str) and name not in imported_before and not file.startswith(packages)

@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
+from msrun.cluster.host_report import Finding, HostReport, ReachResult
 from msrun.cluster.messages import Message, pack_hosts, pack_text
-from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
+from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, LOSSES, AgentLink, Agents

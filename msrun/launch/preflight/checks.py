@@ -23,7 +23,7 @@ from typing import TypeVar
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import group_folders, installed_version, read_host_facts
 from msrun.agent.own_file import text_of
-from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
+from msrun.cluster.host_report import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts import count_workers

@@ -14,7 +14,7 @@ from typing import Any
 
 from msrun import contract
 from msrun.agent.processes.process_control import signal_name
-from msrun.cluster.protocol import Finding, HostReport, ReachResult
+from msrun.cluster.host_report import Finding, HostReport, ReachResult
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
 from msrun.planning.hosts import HostEntry

@@ -9,7 +9,7 @@ import pytest
 from fleet_reports import make_entries, make_report
 from host_net import HostNet
 
-from msrun.cluster.protocol import HostAddress
+from msrun.cluster.host_report import HostAddress
 from msrun.errors import UsageError
 from msrun.launch.preflight.checks import try_reach
 from msrun.launch.preflight.fleet_checks import HostAnswer, choose_master_address

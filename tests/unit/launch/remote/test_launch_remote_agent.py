@@ -11,8 +11,9 @@ import pytest
 from plans import plan_of, small_spec
 
 from msrun import contract
+from msrun.cluster.host_report import HostReport
 from msrun.cluster.messages import pack_hosts, pack_text
-from msrun.cluster.protocol import HostJob, HostPart, HostReport, protocol
+from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -43,8 +44,7 @@ _ANY_HOST = ("192.0.2.1", 9)
 """Of the block for documentation: which way packets to it would leave by, is asked, and nothing is sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """A value and where it stands."""
 
     value: str
@@ -128,8 +128,7 @@ def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHost:
+class LocalHost(NamedTuple):
     """Name and addresses of a host."""
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.values import MAX_INTEGER, is_decimal, name_placeholder, parse_number
@@ -28,8 +28,7 @@ _MAX_NEAR = 64
 """Longest key that may be a misspelt one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """What a key counts: the entries of the array that the steps lead to, and the noun for messages."""
 
     steps: tuple[str, ...]

@@ -41,11 +41,10 @@ class Record:
     def __post_init__(self) -> None:
         """Check what was given; for those that have something to check."""
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise FrozenInstanceError(f"{type(self).__name__}.{name} cannot be set")
+    def __setattr__(self, name: str, *_value: object) -> NoReturn:
+        raise FrozenInstanceError(f"{type(self).__name__}.{name} never changes")
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise FrozenInstanceError(f"{type(self).__name__}.{name} cannot be deleted")
+    __delattr__ = __setattr__
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if type(other) is type(self) else NotImplemented

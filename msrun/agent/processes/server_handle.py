@@ -71,12 +71,9 @@ class ProcessSpec(Record):
 
 def read_spec(value: Mapping[str, Any]) -> ProcessSpec:
     """Return the process that the agent, which has started this server, asks for (TypeError: a wrong field)."""
-    program = value["program"]
-    return ProcessSpec(**_with_tuples({**value, "program": program and Program(**_with_tuples(program))}))
-
-
-def _with_tuples(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(one) if isinstance(one, list) else one for name, one in value.items()}
+    program = value["program"] and Program(**{**value["program"], "args": tuple(value["program"]["args"])})
+    cpus, nodes = tuple(value["cpus"]), tuple(value["memory_nodes"])
+    return ProcessSpec(**{**value, "program": program, "cpus": cpus, "memory_nodes": nodes})
 
 
 SEND_S = 10.0  # how long a server may leave a request unread; it is stopped then, and of no use to the job

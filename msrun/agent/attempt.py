@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from msrun import contract
@@ -35,8 +35,7 @@ with MS_ROLE=MS_SCHED `init()` serves and never returns. It needs no more than t
 of the user's runs in it."""
 
 
-@dataclass
-class Attempt:
+class Attempt(Record, frozen=False):
     """One start of the job on this host. Owned by the agent's event loop."""
 
     number: int  # 0 for the first start of the job, whatever hosts it was on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msrun import contract
 from msrun.agent.evidence import Place, kernel_state, read_place, request_stacks
@@ -80,8 +80,7 @@ WORK_SHARE = 0.05  # share of a core that counts as work; the threads of an idle
 HANG_LOOKS_PER_LIMIT = 10
 
 
-@dataclass
-class _Watch:
+class _Watch(Record, frozen=False):
     """What was seen of one worker, and when it last got on."""
 
     log_bytes: int

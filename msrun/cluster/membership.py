@@ -101,8 +101,7 @@ class Decision(Enum):
     FINISH = "finish"  # nobody runs any more
 
 
-@dataclass
-class Member:
+class Member(Record, frozen=False):
     """One worker as membership sees it."""
 
     global_rank: int

@@ -11,7 +11,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -76,8 +76,7 @@ def read_imports(script: Path, root: Path | None = None, *, poses: bool = False)
     return ScriptImports(tuple(found))
 
 
-@dataclass
-class _Setter:
+class _Setter(Record, frozen=False):
     """Finds the first statement that may set a variable of the environment: what cannot be told counts as one."""
 
     folder: Path  # where the script's own modules are

@@ -8,20 +8,23 @@ from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, f
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+_OF_MUTABLE = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__, "__hash__": None}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Record:
-    """Base of frozen dataclasses. Their methods stand here once: `dataclass(frozen=True)` compiles six for each class,
-    and the start of msrun had spent a third of its time on that."""
+    """Base of dataclasses, frozen unless they say `frozen=False`. Their methods stand here once: `dataclass` compiles
+    up to six for each class, and the start of msrun had spent a third of its time on that."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     _positional: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
     _factories: ClassVar[dict[str, Callable[[], Any]]] = {}
 
-    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
+    def __init_subclass__(cls, *, kw_only: bool = False, frozen: bool = True) -> None:
         super().__init_subclass__()
+        for name, method in () if frozen else _OF_MUTABLE.items():
+            setattr(cls, name, method)
         dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         declared = fields(cls)
         cls._positional = tuple(one.name for one in declared if not one.kw_only)

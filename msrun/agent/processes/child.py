@@ -14,7 +14,6 @@ import sys
 import termios
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +28,7 @@ from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.hosts import fold_ranks
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
+from msrun.planning.record import Record
 
 MPOL_PREFERRED = 1
 MPOL_BIND = 2
@@ -88,8 +88,7 @@ EXIT_NOT_FOUND = 127
 _BLAS_THREAD_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-@dataclass
-class Given:
+class Given(Record, frozen=False):
     """What a fork server has of its job for the processes that it makes."""
 
     server_pid: int

@@ -29,7 +29,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard
@@ -296,8 +296,7 @@ class PlanRecord(Record):
     server_num: int = 0  # of parameter servers
 
 
-@dataclass
-class WorkerRecord:
+class WorkerRecord(Record, frozen=False):
     """What the events tell of one worker: of its newest attempt when it was started again."""
 
     pid: int = 0
@@ -305,8 +304,7 @@ class WorkerRecord:
     how: str = ""  # how it ended, in words
 
 
-@dataclass
-class EventsRecord:
+class EventsRecord(Record, frozen=False):
     """What the events tell of a job."""
 
     workers: dict[int, WorkerRecord] = field(default_factory=dict)

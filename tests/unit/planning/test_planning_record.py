@@ -68,6 +68,20 @@ def test_a_record_never_changes():
     assert address == Address("a")
 
 
+class Count(Record, frozen=False):
+    """One that may change."""
+
+    number: int = 0
+
+
+def test_a_record_that_may_change_changes_and_is_no_key():
+    count = Count()
+    count.number += 1
+    assert count == Count(1)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(count)
+
+
 def test_records_are_equal_by_class_and_fields():
     assert Route("a", via="b") == Route(via="b", name="a") != Route("a", via="c")
     assert Address("a") != Route("a", via="")

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from ranktable.errors import BuildError, HostListError
 from ranktable.files import read_bytes
 from ranktable.generate import HostInventory
 from ranktable.model import Device
+from ranktable.record import Record
 from ranktable.values import MAX_INTEGER, Address, count_noun, name_placeholder, parse_address, parse_number
 
 TIME_LIMIT_S = 10.0
@@ -61,8 +62,7 @@ class Said(NamedTuple):
         return HostListError(message, remedy, self.origin)
 
 
-@dataclass(slots=True)
-class HostAnswers:
+class HostAnswers(Record, frozen=False):
     """What sources say about the devices of one host."""
 
     addresses: dict[int, Said] = field(default_factory=dict)

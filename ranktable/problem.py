@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from ranktable.record import Record
 
 Severity = Literal["error", "warning"]
 
@@ -15,16 +16,14 @@ _MAX_SHOWN = 60
 _MAX_PATH = 240
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Record):
     """A place in a text, counted from 1; the column counts characters."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Record):
     """One finding: where, against which rule, how bad, what is wrong, and one way to put it right."""
 
     path: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -114,20 +113,15 @@ class Member(Record, frozen=False):
     hint: str = ""  # what else is known of its end
 
 
-@dataclass
 class Membership:
     """All workers of the job. Owned by the agent's event loop; nothing here has an effect."""
 
-    ranks: Iterable[int]
-    first_failure: Member | None = None
-    is_stopping: bool = False  # the job is to end
-    are_told: bool = False  # the workers have been told to end
-    members: dict[int, Member] = field(init=False)
-    _counts: Counter[WorkerState] = field(init=False, repr=False)  # workers by state: a job has thousands
-
-    def __post_init__(self) -> None:
-        self.members = {rank: Member(rank) for rank in self.ranks}
-        self._counts = Counter({WorkerState.PLANNED: len(self.members)})
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.first_failure: Member | None = None
+        self.is_stopping = False  # the job is to end
+        self.are_told = False  # the workers have been told to end
+        self.members = {rank: Member(rank) for rank in ranks}
+        self._counts = Counter({WorkerState.PLANNED: len(self.members)})  # by state: a job has thousands
 
     def _enter(self, member: Member, state: WorkerState) -> None:
         self._counts[member.state] -= 1

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from msrun.errors import UsageError
@@ -88,7 +88,6 @@ def blamed_on(source: str = "") -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-@dataclass(frozen=True)
 class HostEntry(ListedHost):
     """One host of a job."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ranktable.errors import HostListError, near_miss
 from ranktable.hosts.brackets import expand, quote, shorten, split_outside
 from ranktable.hosts.names import MAX_SLOTS, address_of, check_host_name, host_key, split_place
 from ranktable.hosts.ranges import RangeError, fold_numbers, read_ranges
+from ranktable.record import Record
 
 MAX_DEVICE_ID = 4095
 MAX_PORT = 65535
@@ -20,8 +21,7 @@ _USER = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*\Z"
 _PATH = r"/[^\x00-\x1f\x7f]*\Z"
 
 
-@dataclass(frozen=True)
-class ListedHost:
+class ListedHost(Record):
     """One host. Its name is checked: no ssh and no shell can read it wrong."""
 
     name: str

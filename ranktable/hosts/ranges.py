@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
+
+from ranktable.record import Record
 
 MAX_DIGITS = 9
 LARGEST = 10**MAX_DIGITS - 1
@@ -25,7 +27,7 @@ class RangeError(ValueError):
         self.turned = turned
 
 
-class NumberRange(NamedTuple):
+class NumberRange(Record):
     """One range as it was written: `08-16/2`."""
 
     numbers: range

@@ -30,6 +30,9 @@ from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
 from msrun.planning.record import Record
 
+with contextlib.suppress(ImportError):
+    import setproctitle  # noqa: F401 - once, for all that are forked
+
 MPOL_PREFERRED = 1
 MPOL_BIND = 2
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237, "ppc64le": 261, "s390x": 269}

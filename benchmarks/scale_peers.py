@@ -9,14 +9,14 @@ from functools import partial
 
 from msrun import __version__
 from msrun.cluster.failure import FailureReport, fault_of_job
+from msrun.cluster.host_report import HostAddress, HostReport
 from msrun.cluster.messages import FrameBuffer, Message, encode_message
-from msrun.cluster.protocol import HostAddress, HostReport
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import MARKER, AgentPipe
 from msrun.planning.hosts import HostEntry
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 PORT = 4711
 FAILED_STATUS = 7 << 8

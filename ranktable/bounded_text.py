@@ -27,7 +27,7 @@ _CHARACTERS = 64
 """Of a text that count as one more value."""
 _TAG = "tag:yaml.org,2002:"
 _NUMBER_TAGS = (f"{_TAG}int", f"{_TAG}float")
-_LONG_NUMBER = re.compile(r"[-+]?[0-9.][0-9A-Fa-fxXoO_:.+-]*\Z")
+_LONG_NUMBER = r"[-+]?[0-9.][0-9A-Fa-fxXoO_:.+-]*\Z"
 
 
 class TextError(ValueError):
@@ -171,7 +171,7 @@ def _measure(events: Iterator[Any], max_depth: int, *, takes_aliases: bool) -> N
             if event.anchor is not None:
                 sizes[event.anchor] = size
             may_be_number = event.implicit[0] or event.tag in _NUMBER_TAGS
-            if may_be_number and len(event.value) > MAX_DIGITS and _LONG_NUMBER.match(event.value):
+            if may_be_number and len(event.value) > MAX_DIGITS and re.match(_LONG_NUMBER, event.value):
                 raise _too_long(_line(event))
         elif isinstance(event, yaml.DocumentStartEvent):
             count += 1

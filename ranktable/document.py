@@ -12,10 +12,9 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from ranktable.bounded_text import is_deeper
 from ranktable.errors import JsonTextError
@@ -44,8 +43,7 @@ _TOO_DEEP = Fault(0, f"the text is nested deeper than {MAX_DEPTH} levels", "writ
 _SAVE_AS_UTF8 = "save the file as UTF-8, for example with iconv"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """One JSON object with where it came from."""
 
     source: str
@@ -153,7 +151,7 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     """Return the JSON object of the file at `path`, not yet taken for a table; raises ReadError, JsonTextError."""
     name, data = read_source(path)
     is_link = name != STDIN_NAME and Path(name).is_symlink() and Path(name).is_file()
-    return replace(parse_document(data, name), is_link=is_link)
+    return parse_document(data, name)._replace(is_link=is_link)
 
 
 class Lines:

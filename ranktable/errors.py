@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from ranktable.problem import Position, Problem, show_value
+if TYPE_CHECKING:
+    from ranktable.problem import Position, Problem
 
 EXIT_VALID = 0
 EXIT_PROBLEMS = 1
@@ -50,6 +52,8 @@ class JsonTextError(RankTableError):
     exit_code = EXIT_PROBLEMS
 
     def __init__(self, source: str, position: Position, message: str, remedy: str) -> None:
+        from ranktable.problem import Problem  # not for those who read lists of hosts
+
         super().__init__(f"{source}:{position.line}:{position.column}: {message}", remedy)
         self.source = source
         self.position = position
@@ -70,6 +74,8 @@ class UnknownDialectError(RankTableError):
     exit_code = EXIT_PROBLEMS
 
     def __init__(self, source: str, keys: Sequence[str], remedy: str) -> None:
+        from ranktable.problem import show_value
+
         names = [key if key.isidentifier() and len(key) < 60 else show_value(key) for key in keys[:6]]
         shown = ", ".join(names) or "none"
         super().__init__(f"{source} is not a rank table of any known kind (top-level keys: {shown})", remedy)

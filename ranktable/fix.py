@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ranktable.document import Document, Lines, parse_document
 from ranktable.errors import InvalidTableError, JsonTextError
@@ -47,8 +47,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 _QUOTES_WITHIN = re.compile(r'\\.|"', re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """A fault that was put right: the rule it broke, where, and what was done, such as `0 -> "0"`."""
 
     rule: str
@@ -62,8 +61,7 @@ class Repair:
         return f"{self.rule} {place}: {self.change}"
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(NamedTuple):
     """A table with its mechanical faults repaired: the JSON object, and what was repaired."""
 
     value: Members

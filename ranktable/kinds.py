@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ranktable.errors import BuildError
 from ranktable.model import COMPLETED, NOTHING, Device, Entry, RankTable, Server, SuperPod, number_devices
@@ -202,8 +202,7 @@ def has_any(*keys: str) -> Callable[[Members], str]:
     return lambda value: next((key for key in keys if key in value), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Detection:
+class Detection(NamedTuple):
     """The dialect of an object and the keys that gave it away."""
 
     dialect: Dialect

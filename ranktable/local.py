@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ranktable import local_host
 from ranktable.document import read_document
@@ -24,8 +25,7 @@ from ranktable.values import is_loopback, parse_address
 _NAME_KEYS = ("server_id", "host_ip", "pod_ip", "server_ip", "container_ip")
 
 
-@dataclass(frozen=True, slots=True)
-class LocalReport:
+class LocalReport(NamedTuple):
     """What validation and the look at this host found."""
 
     report: Report

@@ -15,8 +15,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -24,6 +25,7 @@ from ranktable.errors import BuildError, HostListError
 from ranktable.files import read_bytes
 from ranktable.generate import HostInventory
 from ranktable.model import Device
+from ranktable.record import Record
 from ranktable.values import MAX_INTEGER, Address, count_noun, name_placeholder, parse_address, parse_number
 
 TIME_LIMIT_S = 10.0
@@ -43,8 +45,7 @@ _ANY_HOST = ("192.0.2.1", 9)
 """Of the block for documentation: which way packets to it would leave by, is asked, and nothing is sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """A value and where it stands."""
 
     value: str
@@ -61,8 +62,7 @@ class Said:
         return HostListError(message, remedy, self.origin)
 
 
-@dataclass(slots=True)
-class HostAnswers:
+class HostAnswers(Record, frozen=False):
     """What sources say about the devices of one host."""
 
     addresses: dict[int, Said] = field(default_factory=dict)
@@ -128,8 +128,7 @@ def parse_hccn_conf(data: bytes, source: str) -> HostAnswers:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHost:
+class LocalHost(NamedTuple):
     """Name and addresses of a host."""
 
     name: str

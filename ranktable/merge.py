@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from ranktable.errors import BuildError, MergeError, NotReadyError
 from ranktable.hosts.brackets import shorten
@@ -29,8 +29,7 @@ _SERVER = re.compile(r"server_list\[(\d+)\]")
 _SHOWN = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Edited:
+class Edited(NamedTuple):
     """A new table and the lines that its user must know, in the order of their weight."""
 
     table: RankTable

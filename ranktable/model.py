@@ -5,9 +5,8 @@ Of a faulty file they hold what can be read, so that all its faults are found in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import count
 from typing import Any
 
 from ranktable.errors import BuildError
@@ -182,16 +181,6 @@ def number_devices(servers: Sequence[Server], key: RankKey) -> tuple[Server, ...
         replace(server, devices=tuple(replace(device, rank_id=next(ranks)) for device in server.devices))
         for server in servers
     )
-
-
-def plain_table(hosts: Iterable[tuple[str, Sequence[int]]]) -> RankTable:
-    """Return the version 1.0 table of hosts and their device ids, with ranks in that order and without addresses.
-
-    No rule is looked at; `build_table` holds its tables to them.
-    """
-    ranks = count()
-    servers = tuple(Server(name, tuple(Device(number, next(ranks)) for number in ids)) for name, ids in hosts)
-    return RankTable("1.0", servers, declared_server_count=len(servers))
 
 
 def encode(table: RankTable) -> dict[str, object]:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from ranktable.record import Record
 
 Severity = Literal["error", "warning"]
 
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_LAST_STEP = re.compile(r'(?:\.?[A-Za-z_][A-Za-z0-9_-]*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
+_PLAIN_KEY = r"[A-Za-z_][A-Za-z0-9_-]*"
+_LAST_STEP = r'(?:\.?[A-Za-z_][A-Za-z0-9_-]*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z'
 _MAX_SHOWN = 60
 _MAX_PATH = 240
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Record):
     """A place in a text, counted from 1; the column counts characters."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Record):
     """One finding: where, against which rule, how bad, what is wrong, and one way to put it right."""
 
     path: str
@@ -64,11 +63,11 @@ def show_value(value: object) -> str:
 
 def join_key(path: str, key: str) -> str:
     """Return the path of member `key` of the object at `path`: `server_list[0].device`."""
-    if not (key.isidentifier() and key.isascii()) and not _PLAIN_KEY.fullmatch(key):
+    if not (key.isidentifier() and key.isascii()) and not re.fullmatch(_PLAIN_KEY, key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key
 
 
 def parent_path(path: str) -> str:
     """Return the path of the object or array that holds `path`; the top is the empty path."""
-    return _LAST_STEP.sub("", path, count=1)
+    return re.sub(_LAST_STEP, "", path, count=1)

@@ -7,7 +7,7 @@ GPUs do not have; none may be made up to please a checker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ranktable.errors import BuildError
 
@@ -16,8 +16,7 @@ CHIPS = ("910a", "a2", "a3", "a5", "300i-duo")
 READERS = ("hccl", "mindspore")
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(NamedTuple):
     """A device target ("ascend", "gpu" or "cpu") and, for Ascend, the chip or None, and the reader or None."""
 
     device_target: str = "ascend"

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ranktable.problem import Problem, Severity, join_key, show_value
 from ranktable.values import MAX_INTEGER, is_decimal, name_placeholder, parse_number
@@ -22,15 +21,14 @@ Kind = Literal["text", "number", "list", "any_list", "integer", "texts", "entrie
 32 bits from 0 on, `texts` an array of strings. `unread` may hold anything and is read in another version only.
 """
 Members = Mapping[str, object]
-_DIGITS = re.compile(r"[0-9]{1,10}")
+_DIGITS = r"[0-9]{1,10}"
 _MAX_LISTED = 100
 """Most unknown keys of one object, and most wrong items of one array, that are listed one by one."""
 _MAX_NEAR = 64
 """Longest key that may be a misspelt one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """What a key counts: the entries of the array that the steps lead to, and the noun for messages."""
 
     steps: tuple[str, ...]
@@ -234,6 +232,8 @@ def _check_object(members: Members, schema: Schema, path: str) -> Iterator[Probl
 
 def find_near(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
     """Return which of the known keys a strange one is meant to be, by its letters; None without one."""
+    from difflib import get_close_matches  # not where all is well
+
     if len(name) > _MAX_NEAR:
         return None
     plain = {key.replace("_", ""): key for key in known}
@@ -265,7 +265,7 @@ def _check_value(value: object, path: str, field: Field) -> Iterator[Problem]:
         message = f"the number must be from 0 to {MAX_INTEGER}"
         yield Problem(path, field.rule, "error", message, "write a number in that range", show_value(value))
     elif kind == "integer":
-        is_number = isinstance(value, str) and _DIGITS.fullmatch(value) is not None
+        is_number = isinstance(value, str) and re.fullmatch(_DIGITS, value) is not None
         remedy = f"write it without quotes: {int(str(value))}" if is_number else "write a number without quotes"
         yield _wrong_type(value, path, "a JSON integer", remedy)
     elif not isinstance(value, str):

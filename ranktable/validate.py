@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from ranktable.document import Document, locate_paths, read_document
@@ -14,6 +14,7 @@ from ranktable.kinds import Detection, dialect_of
 from ranktable.model import INITIALIZING, Entry, RankTable
 from ranktable.problem import Position, Problem
 from ranktable.profile import ANY_TARGET, Profile, build_profile
+from ranktable.record import Record
 from ranktable.rules import EVERYWHERE, registered_rules
 from ranktable.tables import detect_table, encode_document
 
@@ -21,8 +22,7 @@ _MAX_BYTES = 40 * 1024 * 1024
 """Largest file that HCCL reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """What the validation of one file found."""
 
     source: str

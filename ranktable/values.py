@@ -19,20 +19,17 @@ MAX_INTEGER = 2**32 - 1
 is_decimal = re.compile(r"0|[1-9][0-9]{0,9}").fullmatch
 _MAX_LENGTH = 256
 """Longer texts are no masks; it also bounds the time that the patterns take."""
-_FAILED_TOOL = re.compile(r"[-.\s]*-[-.\s]*")
-_MASKED_NUMBERS = re.compile(
-    r"(?:\d{1,3}|x{1,4})(?:[.:](?:\d{1,3}|x{1,4}))+|x{2,}|\d{1,3}(?:[._]\d{1,3}){1,2}[._][a-z]|(?:\d{1,3}_|x{1,3}_)+x{1,3}",
-    re.IGNORECASE,
+_FAILED_TOOL = r"[-.\s]*-[-.\s]*"
+_MASKED_NUMBERS = (
+    r"(?i)(?:\d{1,3}|x{1,4})(?:[.:](?:\d{1,3}|x{1,4}))+|x{2,}|\d{1,3}(?:[._]\d{1,3}){1,2}[._][a-z]"
+    r"|(?:\d{1,3}_|x{1,3}_)+x{1,3}"
 )
-_BRACKETED = re.compile(
-    r"[<{(].*[>})]|\[[^:]*\]|\$[{(]?\w+[)}]?|.*[<{].*[>}].*|%\w+%|@\w+@|__\w+__", re.IGNORECASE | re.DOTALL
-)
-_RANGE = re.compile(r".*\[\d+[-,]\d+.*\].*", re.DOTALL)
-_WORDS = re.compile(
-    r"your[ _-](?:server|host|node|machine|device|pod|ip|id|address|name)\b.*|your_.*|todo|tbd|fixme|n/a|none|null|ip"
-    r"|unknown|undefined|(?:change|replace)[ _-]?me|[a-z]+_(?:ip|addr|address)(?:_?\d+)?|ip_(?:addr|address|\d+)"
-    r"|(?:server|device|host)_id(?:_\d+)?",
-    re.IGNORECASE,
+_BRACKETED = r"(?is)[<{(].*[>})]|\[[^:]*\]|\$[{(]?\w+[)}]?|.*[<{].*[>}].*|%\w+%|@\w+@|__\w+__"
+_RANGE = r"(?s).*\[\d+[-,]\d+.*\].*"
+_WORDS = (
+    r"(?i)your[ _-](?:server|host|node|machine|device|pod|ip|id|address|name)\b.*|your_.*|todo|tbd|fixme|n/a|none|null"
+    r"|ip|unknown|undefined|(?:change|replace)[ _-]?me|[a-z]+_(?:ip|addr|address)(?:_?\d+)?|ip_(?:addr|address|\d+)"
+    r"|(?:server|device|host)_id(?:_\d+)?"
 )
 
 _INDENT = "  "
@@ -71,15 +68,15 @@ def name_placeholder(text: str) -> str | None:
         return None
     if "*" in text or "?" in text:
         return "a mask"
-    if _FAILED_TOOL.fullmatch(text):
+    if re.fullmatch(_FAILED_TOOL, text):
         return "the mark of a tool that could not read the value"
-    if _MASKED_NUMBERS.fullmatch(text) and not text.replace(".", "").replace(":", "").isdigit():
+    if re.fullmatch(_MASKED_NUMBERS, text) and not text.replace(".", "").replace(":", "").isdigit():
         return "a mask"
     if "..." in text or "\u2026" in text:
         return "an elision"
-    if _RANGE.fullmatch(text):
+    if re.fullmatch(_RANGE, text):
         return "a range that was not expanded"
-    if _BRACKETED.fullmatch(text) or _WORDS.fullmatch(text):
+    if re.fullmatch(_BRACKETED, text) or re.fullmatch(_WORDS, text):
         return "a placeholder"
     return None
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from msrun import contract
@@ -26,6 +26,7 @@ from msrun.errors import ClusterError, HangTimeout, MsrunError, OwnProcessLost, 
 from msrun.planning.environment import restored_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
 from msrun.planning.program import Program
+from msrun.planning.record import Record
 
 SERVER_PROGRAM = Program("module", "msrun.server")  # what a parameter server runs in place of the user's program
 MINDSPORE_SCHEDULER = Program("executable", sys.executable, ("-c", "from mindspore.communication import init; init()"))
@@ -34,8 +35,7 @@ with MS_ROLE=MS_SCHED `init()` serves and never returns. It needs no more than t
 of the user's runs in it."""
 
 
-@dataclass
-class Attempt:
+class Attempt(Record, frozen=False):
     """One start of the job on this host. Owned by the agent's event loop."""
 
     number: int  # 0 for the first start of the job, whatever hosts it was on
@@ -77,8 +77,7 @@ class Attempt:
         return f"rank {first.global_rank} failed first: {describe_status(first.wait_status)}"
 
 
-@dataclass(frozen=True)
-class HostResult:
+class HostResult(Record):
     """What happened on one host."""
 
     attempts: tuple[Attempt, ...]  # every start of the job, in order; the last one decides

@@ -14,13 +14,13 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from msrun.agent.host.host_facts import group_folders
 from msrun.agent.own_file import append_text, read_end, read_from
 from msrun.agent.processes.process_control import catches, read_stat, signal_processes
 from msrun.planning.environment import STACK_SIGNAL
+from msrun.planning.record import Record
 
 STACK_WAIT_S = 1.0  # what workers get to write their stacks
 
@@ -61,19 +61,18 @@ def request_stacks(logs: Mapping[int, str], headline: str) -> None:
 
 
 MAX_BYTES = 1 << 20
-_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*most recent call first")
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)')
+_THREAD = r"(?:Current thread|Thread) 0x[0-9a-f]+.*most recent call first"
+_FRAME = r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)'
 """As CPython's faulthandler writes them, the innermost first; the main thread comes last."""
-_LIBRARY = re.compile(r"<|.*/(site-packages|dist-packages|torch|lib/python3\.\d+|msrun/(agent|runtime))/")
-_WAITS = re.compile(r".*/torch/(distributed/(?!c10d_logger)|nn/parallel/distributed\.py|autograd/(graph|__init__)\.py)")
+_LIBRARY = r"<|.*/(site-packages|dist-packages|torch|lib/python3\.\d+|msrun/(agent|runtime))/"
+_WAITS = r".*/torch/(distributed/(?!c10d_logger)|nn/parallel/distributed\.py|autograd/(graph|__init__)\.py)"
 """Where Python waits for other ranks when this is the innermost frame: DDP does so in `forward` and in `backward`."""
-_WAIT_CALL = re.compile(r"([\w.]*)\.wait\(")
-_STANDARD = re.compile(r"<|.*/lib/python3\.\d+/(?!site-packages|dist-packages)")
-_DISPATCH = re.compile(r".*/torch/(_ops\.py|_library/|distributed/c10d_logger)")
+_WAIT_CALL = r"([\w.]*)\.wait\("
+_STANDARD = r"<|.*/lib/python3\.\d+/(?!site-packages|dist-packages)"
+_DISPATCH = r".*/torch/(_ops\.py|_library/|distributed/c10d_logger)"
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record):
     """A worker's main thread."""
 
     waits_in: str  # the call of torch in which it waits for other ranks; empty when it is in none
@@ -92,17 +91,17 @@ def _source_line(path: str, number: int) -> str:
 
 def _waits_itself(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str]) -> str:
     file, number, _ = frames[0]
-    call = None if _STANDARD.match(file) else _WAIT_CALL.search(source_line(file, int(number)))
+    call = None if re.match(_STANDARD, file) else re.search(_WAIT_CALL, source_line(file, int(number)))
     return "" if call is None else f"{call[1]}.wait" if call[1] else "wait"
 
 
 def read_place(log_path: str, begin: int) -> Place | None:
     """Return where a worker stands that has written its stacks into its log after byte `begin`; None: it has not."""
     text = read_from(log_path, begin, MAX_BYTES).decode("utf-8", "replace")
-    *_, main_thread = _THREAD.split(text)
-    found = [match for match in map(_FRAME.fullmatch, main_thread.split("\n")) if match]
+    *_, main_thread = re.split(_THREAD, text)
+    found = [match for line in main_thread.split("\n") if (match := re.fullmatch(_FRAME, line))]
     frames = [(match["file"], match["line"], match["function"]) for match in found]
-    return find_place(frames) if frames and _THREAD.search(text) else None
+    return find_place(frames) if frames and re.search(_THREAD, text) else None
 
 
 def find_place(frames: list[tuple[str, str, str]], source_line: Callable[[str, int], str] = _source_line) -> Place:
@@ -111,10 +110,10 @@ def find_place(frames: list[tuple[str, str, str]], source_line: Callable[[str, i
     that line."""
     waits_in, is_waiting = _waits_itself(frames, source_line), True
     for file, line, function in frames:
-        if not _LIBRARY.match(file):
+        if not re.match(_LIBRARY, file):
             return Place(waits_in, f"{os.path.basename(file)}:{line} in {function}")  # noqa: PTH119
-        is_waiting = is_waiting and bool(_WAITS.match(file) or _DISPATCH.match(file))
-        if is_waiting and _WAITS.match(file):
+        is_waiting = is_waiting and bool(re.match(_WAITS, file) or re.match(_DISPATCH, file))
+        if is_waiting and re.match(_WAITS, file):
             waits_in = function
     return Place(waits_in, "")
 
@@ -130,7 +129,7 @@ NO_MEMORY = (
     b"std::bad_alloc",
     b"DefaultCPUAllocator",
 )  # what a process says last that may not have more address space
-_NO_INPUT = re.compile(rb"^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*\Z", re.MULTILINE)
+_NO_INPUT = rb"(?m)^(?:bdb\.BdbQuit|EOFError: EOF when reading a line)\s*\Z"
 
 
 def explain_end(wait_status: int, log: str, global_rank: int, has_input: bool, recorded: str) -> str:
@@ -172,7 +171,7 @@ def explain_limit(wait_status: int, log: str) -> str:
 
 def explain_no_input(log: str, global_rank: int) -> str:
     """Return that a rank whose log ends so has no standard input; empty when that is not why."""
-    is_why = _NO_INPUT.search(read_end(log, END_BYTES // 2))
+    is_why = re.search(_NO_INPUT, read_end(log, END_BYTES // 2))
     return f"its standard input is empty: --interactive={global_rank} gives it yours" if is_why else ""
 
 

@@ -13,9 +13,9 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from msrun.agent.own_file import open_own_file
+from msrun.planning.record import Record
 
 RETRY_S = 1.0  # how long a log that could not be written is left alone; an attempt on a full disk can take its time
 FREE, _COLLAPSE_RANGE = 0x01 | 0x02, 0x08  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE of <linux/falloc.h>
@@ -43,8 +43,7 @@ def find_data(descriptor: int, place: int) -> int:
     return place
 
 
-@dataclass(frozen=True)
-class LogLimit:
+class LogLimit(Record):
     """How much of each log stays: the newest `keep` to `keep` + 1 times `max_bytes`."""
 
     max_bytes: int  # so much is freed at a time

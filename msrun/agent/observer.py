@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +76,8 @@ class OwnFaults:
                 self._say(f"warning: msrun's own {what} failed: {name_fault(error)}; the job is not affected, {where}")
 
     def _write(self, what: str, error: BaseException) -> tuple[bool, str]:
+        import traceback  # not where all is well
+
         place = traceback.extract_tb(error.__traceback__)[-1:]
         kind = (what, type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in place))
         with self._lock:

@@ -45,7 +45,7 @@ from msrun.errors import (
 from msrun.planning.environment import blas_threads
 from msrun.planning.hosts import name_ranks
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 from msrun.planning.spec import explain_no_tests
 
 OVERDUE_S = 3.0  # how long past its grace a stop may take before the fork server itself is killed

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from msrun.agent.processes.server_handle import BOOT, ROOT, SEND_S, ForkServerHa
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import UsageError
 from msrun.planning.environment import SET_LATE
+from msrun.planning.record import Record
 
 if TYPE_CHECKING:
     from msrun.agent.processes.main_module import Main
@@ -137,8 +137,7 @@ ANSWER_S = 5.0  # how long a warm server may take to answer; it may import what 
 _START = "import os; os.fork() and os._exit(0); "  # it must be nobody's child: the job ends everything below itself
 
 
-@dataclass(frozen=True)
-class WarmStart:
+class WarmStart(Record):
     """What `--warm` asks for."""
 
     imports: tuple[str, ...]  # what a warm server imports before it has a job

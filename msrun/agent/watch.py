@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msrun import contract
 from msrun.agent.evidence import Place, kernel_state, read_place, request_stacks
@@ -16,6 +16,7 @@ from msrun.cluster.membership import Membership, WorkerState, describe_absent
 from msrun.errors import ClusterError, HangTimeout, RendezvousTimeout
 from msrun.planning.hosts import name_ranks
 from msrun.planning.plan import HostPlan, LaunchPlan
+from msrun.planning.record import Record
 
 LOOKS_PER_LIMIT = 20
 MIN_INTERVAL_S = 0.2
@@ -79,8 +80,7 @@ WORK_SHARE = 0.05  # share of a core that counts as work; the threads of an idle
 HANG_LOOKS_PER_LIMIT = 10
 
 
-@dataclass
-class _Watch:
+class _Watch(Record, frozen=False):
     """What was seen of one worker, and when it last got on."""
 
     log_bytes: int
@@ -90,8 +90,7 @@ class _Watch:
     told_at: float  # last progress that it told itself: log, step or collective
 
 
-@dataclass(frozen=True)
-class Hang:
+class Hang(Record):
     """A job without progress."""
 
     silent_s: float

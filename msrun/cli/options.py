@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 
 from msrun.errors import UsageError, refused_as
 from msrun.planning.masking import mask_url, mask_words, masked
+from msrun.planning.record import Record
 from msrun.planning.settings import (
     COMMAND_LINE,
     JobConfig,
@@ -214,8 +215,7 @@ SETTABLE = {name: one for name, one in BY_NAME.items() if name not in ("status",
 OF_PLAN = ("dry_run", "plan", "check")  # options that start nothing, and are no setting of the job
 
 
-@dataclass
-class Sources:
+class Sources(Record, frozen=False):
     """What is set beside the command line; filled while the command line is read."""
 
     variables: dict[str, str] = field(default_factory=dict)

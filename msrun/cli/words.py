@@ -128,7 +128,7 @@ _TAKING = TAKING_VALUE.union(
     (name for name, own in ALIASES.items() if "{}" in own),
     (*COUNTS, *WITHOUT_EFFECT, *ONLY, *OF_CONSOLE, "--rdzv_conf"),
 )
-_COUNT = re.compile(r"[1-9]\d{0,6}\Z")
+_COUNT = r"[1-9]\d{0,6}\Z"
 
 
 def translate(
@@ -239,7 +239,7 @@ def count_cpus() -> int:
 
 
 def _count(name: str, value: str) -> int:
-    if not _COUNT.match(value):
+    if not re.match(_COUNT, value):
         raise UsageError(f"{name} {value}: give a number of 1 or more")
     return int(value)
 
@@ -301,7 +301,7 @@ HELP_WORDS = ("-h", "--help")
 FIRST_SCREEN = "short"
 TOPICS = ("all", *(title.lower() for title in GROUPS if title != MOST_USED))
 _TOPIC = "msrun.help"
-_SENTENCE = re.compile(r"(?<=[.;])\s.*", re.DOTALL)
+_REST = r"(?s)(?<=[.;])\s.*"
 COLUMN = 28  # width of the options; the help of a wider one begins on the next line
 
 
@@ -360,7 +360,7 @@ class LaunchCommand(click.Command):
         records = [record for one in options if (record := one.get_help_record(ctx)) is not None]
         with formatter.section(_styled(title, fg="yellow", bold=True)):
             rows = [
-                (_styled(f"{names:<{COLUMN}}", fg="cyan"), _SENTENCE.sub("", text).rstrip(";") if is_short else text)
+                (_styled(f"{names:<{COLUMN}}", fg="cyan"), re.sub(_REST, "", text).rstrip(";") if is_short else text)
                 for names, text in records
             ]
             formatter.write_dl(rows, col_max=COLUMN)

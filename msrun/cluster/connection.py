@@ -27,7 +27,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -45,7 +44,7 @@ from msrun.cluster.messages import (
 )
 from msrun.cluster.protocol import protocol
 from msrun.planning.hosts import HostAssignment, count_workers, fold_ranks, name_ranks
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import Record, encode_record
 from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:
@@ -74,8 +73,7 @@ def other_protocol(spoken: object, whose: str = "its") -> str:
     return f"{whose} msrun speaks protocol {text}, this one {protocol()}: install the same version on all hosts"
 
 
-@dataclass(frozen=True)
-class HostRequest:
+class HostRequest(Record):
     """What a host says of itself when it registers."""
 
     protocol: int

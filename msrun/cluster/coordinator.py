@@ -15,7 +15,7 @@ from msrun.cluster.failure import FailureReport, JobFailure, fault_of_job, read_
 from msrun.cluster.membership import BEGUN_S, RestartPolicy, describe_absent
 from msrun.cluster.messages import Inbox, Message
 from msrun.planning.hosts import HostPool, fold_ranks, name_ranks
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 REPORTS = frozenset({"failed", "ended", "done", "ready"})  # what hosts say
 ORDERS = frozenset({"stop", "absent", "restart", "start", "over"})  # what they are told

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msrun import contract
-from msrun.planning.record_json import decode_record
+from msrun.planning.record import Record, decode_record
 
 MAX_TEXT = 4096
 MAX_OTHERS = 1 << 16
 
 
-@dataclass(frozen=True)
-class WorkerFailure:
+class WorkerFailure(Record):
     """A worker that failed first, or that the others waited for."""
 
     global_rank: int
@@ -33,8 +32,7 @@ class WorkerFailure:
         return f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
 
 
-@dataclass(frozen=True)
-class JobFailure:
+class JobFailure(Record):
     """Why the job as a whole failed."""
 
     job_id: str
@@ -56,8 +54,7 @@ class JobFailure:
         return replace(self, first_failure=first, lagging=[change(worker) for worker in self.lagging])
 
 
-@dataclass(frozen=True)
-class FailureReport:
+class FailureReport(Record):
     """What a host tells of the failure of an attempt; of the first one, what all hosts are told."""
 
     failure: JobFailure

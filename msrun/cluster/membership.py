@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.planning.hosts import name_ranks
+from msrun.planning.record import Record
 
 if TYPE_CHECKING:
     from msrun.planning.spec import JobTerms
@@ -26,8 +26,7 @@ UNBEGUN_CODES = frozenset({1, 2})  # Python's own after an exception and a usage
 BEGUN_S = 10.0  # a worker that has run for so long has begun, also one that joins nothing and says nothing
 
 
-@dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(Record):
     """Restarts the whole job a limited number of times, at once, then after 1, 2, 4, ... seconds."""
 
     max_restarts: int
@@ -101,8 +100,7 @@ class Decision(Enum):
     FINISH = "finish"  # nobody runs any more
 
 
-@dataclass
-class Member:
+class Member(Record, frozen=False):
     """One worker as membership sees it."""
 
     global_rank: int
@@ -115,20 +113,15 @@ class Member:
     hint: str = ""  # what else is known of its end
 
 
-@dataclass
 class Membership:
     """All workers of the job. Owned by the agent's event loop; nothing here has an effect."""
 
-    ranks: Iterable[int]
-    first_failure: Member | None = None
-    is_stopping: bool = False  # the job is to end
-    are_told: bool = False  # the workers have been told to end
-    members: dict[int, Member] = field(init=False)
-    _counts: Counter[WorkerState] = field(init=False, repr=False)  # workers by state: a job has thousands
-
-    def __post_init__(self) -> None:
-        self.members = {rank: Member(rank) for rank in self.ranks}
-        self._counts = Counter({WorkerState.PLANNED: len(self.members)})
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.first_failure: Member | None = None
+        self.is_stopping = False  # the job is to end
+        self.are_told = False  # the workers have been told to end
+        self.members = {rank: Member(rank) for rank in ranks}
+        self._counts = Counter({WorkerState.PLANNED: len(self.members)})  # by state: a job has thousands
 
     def _enter(self, member: Member, state: WorkerState) -> None:
         self._counts[member.state] -= 1

@@ -13,7 +13,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -216,6 +215,8 @@ def name_fault(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
+    import traceback  # not where all is well
+
     return "".join(traceback.format_exception(error))
 
 

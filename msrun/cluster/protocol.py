@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import ipaddress
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
-from msrun import contract
 from msrun.cluster.failure import FailureReport, JobFailure
+from msrun.cluster.host_report import HostReport, ReachResult
 from msrun.cluster.messages import Message
 from msrun.planning.plan import HostPlan
+from msrun.planning.record import Record
 from msrun.planning.spec import LaunchSpec
 
 MAX_ITEMS = 1 << 16
@@ -27,83 +26,7 @@ Texts = Annotated[list[str], msgspec.Meta(max_length=MAX_ITEMS)]
 State = Literal["planned", "running", "done", "failed", "stopped by msrun"]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of --check: about one host, some hosts of a job, or all of them together."""
-
-    status: Literal["ok", "warn", "fail"]
-    name: str
-    text: str  # one line; for `fail` the error that a run would end with
-    exit_code: int = contract.EXIT_OK
-    nodes: tuple[int, ...] = ()  # of several hosts, those that it is said of; empty: the job as a whole
-
-    def __post_init__(self) -> None:
-        if self.status == "fail" and not 0 < self.exit_code < 256:
-            raise ValueError(f"a failure with exit code {self.exit_code}")
-
-
-@dataclass(frozen=True)
-class HostAddress:
-    """One numeric address of a host."""
-
-    address: str
-    interface: str
-    prefix_bits: int  # length of its network's prefix; 0 = not known
-
-    def __post_init__(self) -> None:
-        ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False)
-
-    @property
-    def is_routable(self) -> bool:
-        """Whether another host could reach it: neither loopback nor of one link only."""
-        address = ipaddress.ip_address(self.address)
-        return not (address.is_loopback or address.is_link_local or address.is_unspecified)
-
-    @property
-    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-        """The network that it is in; None when that is not known."""
-        return ipaddress.ip_network(f"{self.address}/{self.prefix_bits}", strict=False) if self.prefix_bits else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostReport:
-    """One host as its agent sees it. Empty text: not known there."""
-
-    host_name: str = ""
-    python_version: str = ""
-    msrun_version: str = ""
-    torch_version: str = ""  # empty: not installed
-    numpy_version: str = ""
-    architecture: str = ""  # as the kernel calls it: x86_64, aarch64
-    boot_id: str = ""  # of the running kernel; equal on what is one machine
-    device_target: str = ""  # what the workers would use: cpu, gpu or ascend
-    ssh_client: str = ""  # the launcher's address as sshd there saw it
-    ssh_server: str = ""  # the host's own address in the same connection
-    master_address: str = ""  # what the name of the scheduler's host stands for there, if that was asked
-    received_at: float = 0.0  # the host's clock (s since the epoch) when it was asked
-    made_at: float = 0.0  # the same when the report was made
-    sees_log_dir: bool = False  # whether the launcher's log directory is on a file system that this host sees, too
-    sources: tuple[tuple[str, str], ...] = ()  # name and SHA-256 of the program and of its own modules
-    addresses: tuple[HostAddress, ...] = ()
-    findings: tuple[Finding, ...] = ()  # what the checks of one host have found
-
-    @property
-    def routable(self) -> tuple[HostAddress, ...]:
-        return tuple(entry for entry in self.addresses if entry.is_routable)
-
-
-@dataclass(frozen=True)
-class ReachResult:
-    """How it went on one host."""
-
-    error: str = ""  # why it cannot be reached: "refused", "timed out after 3 s", ...; empty: it can
-    source: str = ""  # own address that the way there begins with; empty: there is no way
-    interface: str = ""  # name of the network interface that has `source`
-    is_own: bool = False  # the address belongs to the host that tried, so it came nowhere else
-
-
-@dataclass(frozen=True)
-class HostJob:
+class HostJob(Record):
     """What a launcher asks of one host."""
 
     protocol: int
@@ -120,8 +43,7 @@ class HostJob:
     is_launchers_host: bool = False  # `environment` is all that workers get, and no look is needed
 
 
-@dataclass(frozen=True)
-class HostPart:
+class HostPart(Record):
     """One host's part of one start of a job, once all hosts are known."""
 
     job_id: str
@@ -232,6 +154,8 @@ def read_moment(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def protocol() -> int:
     """Return the version of what hosts, launcher and coordinator say: it changes with any form."""
+    import hashlib  # loads OpenSSL
+
     tables = [[*_forms(fields).values()] for fields in (SAID, TOLD, MOMENTS)]
     forms = [msgspec.json.schema_components(forms, schema_hook=lambda _: {"type": "string"}) for forms in tables]
     text = json.dumps(forms)

@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from msrun import contract
-from msrun.cluster.membership import describe_delay
 from msrun.cluster.messages import Channel, Message, OwnThread, await_input, print_fault
 from msrun.errors import ClusterError, UsageError, refused_as
 from msrun.planning.hosts import count_workers
-from msrun.planning.spec import is_loopback
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -41,6 +39,8 @@ class UnresolvedName(ClusterError):
 def resolve_address(name: str) -> str:
     """Return the numeric address of the scheduler's host; a numeric one comes back as it is. Raises UnresolvedName:
     nothing of that name is known now. Raises UsageError: this host takes it for its own loopback address."""
+    from msrun.planning.spec import is_loopback  # not for the scheduler
+
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -239,6 +239,8 @@ class Record:
             case {"type": "stopping", "reason": reason}:
                 self.write(f"stopping the job: {reason}")
             case {"type": "restarting", "attempt": attempt, "delay_s": delay_s, "reason": reason}:
+                from msrun.cluster.membership import describe_delay  # not in every scheduler
+
                 self._registered = 0
                 self.write(f"starting again {describe_delay(delay_s)}, attempt {attempt}: {reason}")
             case {"type": "hang", "reason": reason}:

@@ -9,13 +9,13 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msrun.cluster.messages import NO_TLS, NotUnderstood
 from msrun.errors import ClusterError, UsageError, refused_as
+from msrun.planning.record import Record
 from msrun.planning.settings import CLIENT_PASSWORD_VARIABLE, SERVER_PASSWORD_VARIABLE, TlsSpec, check_private
 from ranktable.files import read_at_most
 
@@ -70,8 +70,7 @@ _SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName":
 _Certificate = Mapping[str, Any]  # as `ssl.SSLSocket.getpeercert` gives it
 
 
-@dataclass(frozen=True)
-class TlsIdentity:
+class TlsIdentity(Record):
     """What one side of all connections of a job needs."""
 
     side: Side

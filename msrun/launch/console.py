@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from string import Template
 from typing import Any, Self
 
 from msrun import contract
@@ -76,6 +75,19 @@ def describe_progress(step: int, total: int, steps_per_s: float | None, loss: st
     return ", ".join(parts)
 
 
+def _line_prefixes(plan: LaunchPlan) -> dict[int, str]:
+    from string import Template  # not where one rank is shown
+
+    template = Template(os.environ.get(LINE_PREFIX, "[${host}:${rank}] "))
+    return {
+        worker.global_rank: template.safe_substitute(
+            role_name="default", host=host.name, rank=worker.global_rank, local_rank=worker.local_rank
+        )
+        for host in plan.hosts
+        for worker in host.workers
+    }
+
+
 TAIL_TICK_S = 0.2
 RAW_TICK_S = 0.05
 LIVE_TICK_S = 0.25
@@ -134,14 +146,7 @@ class Console(Display):
         workers = {worker.global_rank: worker for worker in plan.workers}
         ranks = [rank for rank in plan.tail_ranks if rank in workers]
         is_alone = len(ranks) < 2
-        template = "" if is_alone else os.environ.get(LINE_PREFIX, "[${host}:${rank}] ")
-        self._prefixes = {
-            worker.global_rank: Template(template).safe_substitute(
-                role_name="default", host=host.name, rank=worker.global_rank, local_rank=worker.local_rank
-            )
-            for host in plan.hosts
-            for worker in host.workers
-        }
+        self._prefixes = dict.fromkeys(workers, "") if is_alone else _line_prefixes(plan)
         cutter = LineCutter if not self._is_raw else Cutter if is_alone else RawLineCutter
         self._tails = [LogTail(rank, path, cutter) for rank in ranks for path in workers[rank].log_paths]
         self._errors = {workers[rank].error_log_path for rank in ranks}  # logs of stderr alone, which are shown there

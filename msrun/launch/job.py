@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,13 +50,13 @@ from msrun.planning.environment import server_environment, settle_mindspore
 from msrun.planning.hosts import Fleet
 from msrun.planning.placement.host import HostFacts, place_devices
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.record import Record
 from msrun.planning.spec import LaunchSpec
 
 OF_PAUSE = (int(signal.SIGTSTP), int(signal.SIGCONT))
 
 
-@dataclass(frozen=True)
-class JobResult:
+class JobResult(Record):
     """How a job ended."""
 
     plan: LaunchPlan
@@ -71,8 +70,7 @@ class JobResult:
         return self.failure.exit_code if self.failure else contract.EXIT_OK
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Record):
     """How one command starts a job, whatever its hosts are."""
 
     caller: Mapping[str, str]  # the environment that workers inherit
@@ -96,8 +94,7 @@ class Link(Protocol):
         """Tell the coordinator."""
 
 
-@dataclass(frozen=True)
-class AgentPart:
+class AgentPart(Record):
     """What is different where msrun is typed on a host, where an agent serves a launcher, and on a host alone."""
 
     display: Callable[[LaunchSpec, LaunchPlan, OwnFaults], Display]
@@ -262,7 +259,7 @@ def _take_directory(
 
         server_token = token_of_servers(spec.token, start.job_id)
     port = part.store_port if part.fleet else listener.getsockname()[1]
-    plan = plan_part(spec, facts, start, part.fleet, port, server_token or secrets.token_hex(32))
+    plan = plan_part(spec, facts, start, part.fleet, port, server_token or os.urandom(32).hex())
     stack.callback(shutil.rmtree, plan.run_dir, ignore_errors=True)  # made when the fork server is ready
     lock.take()
     if spec.first_attempt:

@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from msrun.planning.hosts import (
     parse_rehearsal,
     stand_in,
 )
+from msrun.planning.record import Record
 from msrun.planning.spec import is_loopback
 from ranktable.files import read_text
 from ranktable.hosts.brackets import shorten
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
 SHOWN_SERVERS = 4
 
 
-@dataclass(frozen=True)
-class HostList:
+class HostList(Record):
     """The hosts of a rank table."""
 
     path: Path
@@ -72,8 +72,7 @@ class HostList:
         return {**options, **told}
 
 
-@dataclass(frozen=True)
-class TableHost:
+class TableHost(Record):
     """A server of a rank table with its devices, as a host to be reached."""
 
     assignment: HostAssignment
@@ -150,8 +149,7 @@ _WITHOUT_LIST = {
 _NNODES = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
 
 
-@dataclass(frozen=True)
-class JobHosts:
+class JobHosts(Record):
     """The hosts of a job."""
 
     entries: tuple[HostEntry, ...]  # in the order of their node_rank; empty: an ordinary job on this host

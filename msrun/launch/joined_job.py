@@ -38,7 +38,7 @@ from msrun.launch.remote.agent import (
 from msrun.launch.rendezvous import Patience, folder_of, has_scheduler, local_part, open_port
 from msrun.planning.environment import settle_mindspore
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.record_json import decode_record
+from msrun.planning.record import decode_record
 from msrun.planning.spec import LaunchSpec
 
 if TYPE_CHECKING:  # loaded for jobs with --tls_config

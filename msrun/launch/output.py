@@ -11,7 +11,6 @@ import select
 import sys
 import threading
 import time
-import unicodedata
 from collections import Counter, deque
 from typing import TextIO
 
@@ -206,22 +205,22 @@ def discard_output(stream: TextIO) -> None:
 
 
 _CSI = r"\x1b\[[0-?]*[ -/]*[@-~]"
-_SUSPECT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_SUSPECT = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 _PLAIN = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m\Z")
-_UNSAFE = re.compile(rf"{_CSI}|{_SUSPECT.pattern}")
+_COLOUR = r"\x1b\[[0-9;:]*m\Z"
+_UNSAFE = rf"{_CSI}|{_SUSPECT}"
 _RESET = "\x1b[0m"
-_COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
+_COLOURS = r"(\x1b\[[0-9;:]*m)"
 
 
 def printable(text: str, *, keep_colours: bool = False) -> str:
     """Return text that a terminal only shows: CSI sequences are left out, other control characters (C0, C1, DEL),
     separators and changes of direction are escaped as \\x1b; line ends and tabs stay, with `keep_colours` also colours
     (SGR), which end with the line."""
-    if not _SUSPECT.search(text):
+    if text.isprintable() or not re.search(_SUSPECT, text):
         return text
     if not keep_colours:
-        return _UNSAFE.sub(_escape, text)
+        return re.sub(_UNSAFE, _escape, text)
     return "\n".join(map(_with_colours, text.split("\n")))
 
 
@@ -252,8 +251,10 @@ def describe_span(seconds: float) -> str:
 
 def fit(text: str, columns: int) -> str:
     """Return as much of a printable line as a terminal shows in so many columns; colours take none, and stay."""
+    import unicodedata  # for live lines and tables only
+
     shown: list[str] = []
-    for part in _COLOURS.split(text):
+    for part in re.split(_COLOURS, text):
         if part.startswith("\x1b"):
             shown.append(part)
             continue
@@ -273,10 +274,10 @@ def _with_colours(line: str) -> str:
 
     def escape(match: re.Match[str]) -> str:
         nonlocal has_colour
-        if _COLOUR.match(match[0]):
+        if re.match(_COLOUR, match[0]):
             has_colour = True
             return match[0]
         return _escape(match)
 
-    shown = _UNSAFE.sub(escape, line)
+    shown = re.sub(_UNSAFE, escape, line)
     return shown + _RESET if has_colour else shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,6 @@ def write_rank_table(plan: LaunchPlan, text: str | None = None, folder: Path | N
 
 def render_rank_table(plan: LaunchPlan) -> str:
     """Return the text of the table of a job for which none was given; UsageError: it is none that HCCL takes."""
-    from ranktable.model import encode, plain_table
     from ranktable.values import render_json
 
     hosts = [(assignment.address, assignment.device_ids) for assignment in plan.fleet]
@@ -74,14 +74,20 @@ def render_rank_table(plan: LaunchPlan) -> str:
         (f"{address}-{index}" if address in ids[:index] else address, devices)
         for index, (address, devices) in enumerate(hosts)
     ]
-    table = plain_table(hosts)
+    ranks = count()
+    servers = [
+        {"server_id": name, "device": [{"device_id": str(one), "rank_id": str(next(ranks))} for one in devices]}
+        for name, devices in hosts
+    ]
+    head = {"version": "1.0", "server_count": str(len(servers))}
+    text = render_json({**head, "server_list": servers, "status": "completed"})
     if plan.device_target == "ascend":
-        from ranktable import validate_table
+        from ranktable import parse_table, validate_table
 
-        first = next((problem for problem in validate_table(table) if problem.is_error), None)
+        first = next((problem for problem in validate_table(parse_table(text)) if problem.is_error), None)
         if first is not None:
             raise UsageError(f"rank table of this job: {first.path}: {first.message}; {first.remedy}")
-    return render_json(encode(table))
+    return text
 
 
 def read_given_table(path: Path) -> RankTable:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,10 +17,10 @@ from msrun.agent.processes.process_control import die_with_parent
 from msrun.errors import UsageError, WorkerFailed, near_miss, refused_as
 from msrun.launch.output import say_lines
 from msrun.planning.program import Program
+from msrun.planning.record import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Simulation:
+class Simulation(Record, kw_only=True):
     """What a dry run is to look like (UsageError: no such rank or device profile, or hosts not filled by the ranks)."""
 
     program: Program

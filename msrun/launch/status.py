@@ -20,7 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +50,7 @@ from msrun.launch.directory.worker_log import LineCutter, LogEnd, LogTail, read_
 from msrun.launch.output import describe_span, one_line, printable_bytes
 from msrun.planning.hosts import fold_ranks, name_ranks
 from msrun.planning.plan import render_columns
+from msrun.planning.record import Record
 from msrun.planning.spec import parse_tail
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ STATE_COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class WorkerRow:
+class WorkerRow(Record):
     """One worker as `--status` shows it."""
 
     global_rank: int
@@ -105,8 +105,7 @@ class WorkerRow:
         return max(0.0, clock - self.progress.waiting_since) if self.progress.is_waiting else None
 
 
-@dataclass(frozen=True)
-class JobStatus:
+class JobStatus(Record):
     """One job at one moment."""
 
     job_id: str

@@ -17,7 +17,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from msrun.launch.directory.log_directory import (
     read_events,
     require_job,
 )
+from msrun.planning.record import Record
 from ranktable.files import open_whole
 
 LAUNCHER = 0  # process of the launcher in the trace; that of rank r is r + 1
@@ -43,8 +44,7 @@ _MOMENTS = frozenset(
 MICRO = 1_000_000
 
 
-@dataclass
-class Trace:
+class Trace(Record, frozen=False):
     """The events of a trace, and what was found."""
 
     events: list[dict[str, Any]] = field(default_factory=list)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from msrun import contract
 from msrun.errors import UsageError
@@ -37,6 +37,7 @@ from msrun.planning.placement.host import (
 )
 from msrun.planning.plan import AgentPlan, HostPlan, LaunchPlan, ServerPlan, WorkerPlan
 from msrun.planning.program import OF_OPTIMIZERS, SAFE_PACKAGES, ScriptImports, StartMethod, read_imports
+from msrun.planning.record import Record
 from msrun.planning.settings import settings_note
 from msrun.planning.spec import LOOPBACK, JobTerms, LaunchSpec, check_server_logs, is_loopback
 
@@ -99,8 +100,7 @@ def plan_job(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Record):
     """One host's part of a job: what its plan is made of."""
 
     spec: LaunchSpec
@@ -379,8 +379,7 @@ def environment_notes(spec: LaunchSpec, caller: Mapping[str, str], planned: Mapp
     return notes
 
 
-@dataclass(frozen=True)
-class EarlyServer:
+class EarlyServer(Record):
     """A fork server without its job."""
 
     environment: Mapping[str, str]

@@ -7,14 +7,17 @@ import signal
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msrun import contract
 from msrun.errors import UsageError
-from msrun.planning.hosts import Fleet
-from msrun.planning.placement.host import HostFacts
 from msrun.planning.program import imports_package, with_numbers
-from msrun.planning.spec import LaunchSpec
 from ranktable.hosts.host_list import MAX_PORT
+
+if TYPE_CHECKING:
+    from msrun.planning.hosts import Fleet
+    from msrun.planning.placement.host import HostFacts
+    from msrun.planning.spec import LaunchSpec
 
 STACK_SIGNAL = signal.SIGRTMIN + 8  # on this signal a worker writes the stacks of all its threads
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from msrun.errors import UsageError
 from msrun.planning.hosts import count_workers
+from msrun.planning.record import Record
 from msrun.planning.schedulers import OFF, Surroundings, Told
 from msrun.planning.settings import FoundSetting
 from msrun.planning.spec import MEETING_PORT
@@ -16,8 +16,7 @@ PLACE_OPTIONS = frozenset({"worker_num", "local_worker_num", "node_rank", "maste
 """Options that together leave nothing to be found."""
 
 
-@dataclass(frozen=True)
-class HostOptions:
+class HostOptions(Record):
     """What was found."""
 
     options: Mapping[str, Any]  # values of options that were not given

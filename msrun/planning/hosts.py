@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from msrun.errors import UsageError
+from msrun.planning.record import Record
 from ranktable.errors import HostListError
 from ranktable.hosts.brackets import fold, shorten
 from ranktable.hosts.host_list import ListedHost
@@ -34,8 +35,7 @@ def count_workers(number: int) -> str:
     return "1 worker" if number == 1 else f"{number} workers"
 
 
-@dataclass(frozen=True)
-class HostAssignment:
+class HostAssignment(Record):
     """One host of a job: its index, where it is, and the ranks that run there."""
 
     node_rank: int
@@ -64,8 +64,7 @@ class HostAssignment:
         return cls(value["node_rank"], value["name"], value["address"], ranks, devices)
 
 
-@dataclass(frozen=True)
-class Fleet:
+class Fleet(Record):
     """All hosts of a job, as one of them sees it."""
 
     node_rank: int
@@ -89,7 +88,6 @@ def blamed_on(source: str = "") -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-@dataclass(frozen=True)
 class HostEntry(ListedHost):
     """One host of a job."""
 
@@ -283,14 +281,14 @@ class HostPool:
 
 FIRST_ADDRESS = "127.0.0.2"  # 127.0.0.1 stays the address of jobs on one host
 MAX_HOSTS = 250
-_FORM = re.compile(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z")
+_FORM = r"([1-9][0-9]*)(?:x([1-9][0-9]*))?\Z"
 
 
 def parse_rehearsal(text: str) -> tuple[HostEntry, ...]:
     """Turn `4x2` into four hosts of two workers, host0 at 127.0.0.2 and so on; `4`: of 0 slots (UsageError)."""
     import ipaddress  # not for --help
 
-    match = _FORM.match(text)
+    match = re.match(_FORM, text)
     if not match:
         raise UsageError(f"--rehearse {shorten(text)}: give HOSTSxWORKERS, such as 4x2 for four hosts of two workers")
     hosts, slots = (int((number or "0")[:9]) for number in match.groups())

@@ -23,9 +23,9 @@ MIN_SECRET_CHARS = 4
 SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
 """Names of environment variables whose values are hidden; there a value too many is hidden rather than one too few."""
 
-_ALWAYS = re.compile(r"SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-_LAST_WORD = re.compile(r"(api|access|secret|private|auth)?(key|token)\Z", re.IGNORECASE)
-_WORD_BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_ALWAYS = r"(?i)SECRET|PASSWORD|PASSWD|CREDENTIAL"
+_LAST_WORD = r"(?i)(api|access|secret|private|auth)?(key|token)\Z"
+_WORD_BORDER = r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])"
 _ASSIGNMENT = re.compile(r"([-+]*[A-Za-z_][\w.-]*)=")
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*\Z")
 _URL_PASSWORD = re.compile(r"((?<![A-Za-z0-9+.-])[0-9+.-]*+[A-Za-z][A-Za-z0-9+.-]*+://[^/\s:@]*+):([^/\s@]++)@")
@@ -35,8 +35,8 @@ _URL_PASSWORD = re.compile(r"((?<![A-Za-z0-9+.-])[0-9+.-]*+[A-Za-z][A-Za-z0-9+.-
 def is_secret_name(name: str) -> bool:
     if not SECRET_NAME.search(name):
         return False
-    words = [word for word in _WORD_BORDER.split(name) if word]
-    return bool(_ALWAYS.search(name) or (words and _LAST_WORD.match(words[-1])))
+    words = [word for word in re.split(_WORD_BORDER, name) if word]
+    return bool(re.search(_ALWAYS, name) or (words and re.match(_LAST_WORD, words[-1])))
 
 
 def mask_url(text: str) -> str:
@@ -131,8 +131,8 @@ NEVER = (  # what goes to no host, whatever the patterns are
     *sorted(contract.RANK_VARIABLES | contract.JOB_VARIABLES),
 )
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_PATTERN = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*\Z")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
+_PATTERN = r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*\Z"
 
 
 def forwarded_environment(caller: Mapping[str, str], patterns: Sequence[str] = ()) -> dict[str, str]:
@@ -142,7 +142,7 @@ def forwarded_environment(caller: Mapping[str, str], patterns: Sequence[str] = (
     return {
         name: value
         for name, value in sorted(caller.items())
-        if _NAME.match(name)
+        if re.match(_NAME, name)
         and (is_asked(name) or (is_usual(name) and not is_secret_name(name) and mask_url(value) == value))
         and not is_refused(name)
     }
@@ -165,12 +165,12 @@ def check_patterns(patterns: Sequence[str]) -> None:
     """Refuse what is no pattern of names, and a name that goes to no host (UsageError)."""
     is_refused = _matcher(NEVER)
     for pattern in patterns:
-        if not _PATTERN.match(pattern):
+        if not re.match(_PATTERN, pattern):
             remedy = (
                 "--env gives a variable a value" if "=" in pattern else "letters, digits, _ and the globs * ? [] only"
             )
             raise UsageError(f"--forward_env {pattern!r}: not a name and no pattern of names; {remedy}")
-        if _NAME.match(pattern) and is_refused(pattern):
+        if re.match(_NAME, pattern) and is_refused(pattern):
             is_ours = pattern in contract.RANK_VARIABLES | contract.JOB_VARIABLES
             why = "msrun sets it for every worker; leave it out"
             other = f"belongs to this host or its login; --env {pattern}=VALUE sets it for all workers"

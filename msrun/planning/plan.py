@@ -6,20 +6,19 @@ import json
 import shlex
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, cast
 
 from msrun import contract
 from msrun.planning.hosts import UNKNOWN, HostAssignment, count_workers, fold_ranks
 from msrun.planning.masking import mask_words, masked, secret_values
 from msrun.planning.program import Program, StartMethod
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import Record, encode_record
 from msrun.planning.spec import JobTerms, format_size
 from ranktable.hosts.ranges import fold_numbers
 
 
-@dataclass(frozen=True)
-class WorkerPlan:
+class WorkerPlan(Record):
     """One worker: its ranks, its device, its own variables and its log."""
 
     global_rank: int
@@ -42,8 +41,7 @@ class WorkerPlan:
         return [self.log_path, *([self.error_log_path] if self.error_log_path else [])]
 
 
-@dataclass(frozen=True)
-class ServerPlan:
+class ServerPlan(Record):
     """One parameter server: its own variables and its log."""
 
     index: int
@@ -51,8 +49,7 @@ class ServerPlan:
     log_path: str
 
 
-@dataclass(frozen=True)
-class AgentPlan:
+class AgentPlan(Record):
     """How a host is reached from here, and what is started there; empty words are left to ssh_config."""
 
     name: str
@@ -62,8 +59,7 @@ class AgentPlan:
     command: str  # what the host's shell is given: a constant, but for the interpreter
 
 
-@dataclass(frozen=True)
-class HostPlan:
+class HostPlan(Record):
     """Everything one agent needs to run its part."""
 
     node_rank: int
@@ -100,8 +96,7 @@ class HostPlan:
         return self.program.argv(self.agent.python) if self.agent else self.program.argv()
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlan(JobTerms):
+class LaunchPlan(JobTerms, kw_only=True):
     """The whole job."""
 
     job_id: str

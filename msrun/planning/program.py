@@ -11,13 +11,14 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
 from msrun.errors import UsageError, near_miss
+from msrun.planning.record import Record
 
 SAFE_PACKAGES = frozenset({"torch", "numpy", "msrun"})  # imported unasked; --preload names more
 
@@ -27,17 +28,16 @@ _READS = frozenset({"get", "keys", "items", "values", "copy", "__contains__", "_
 """Methods of os.environ that leave it as it is."""
 _UNKNOWN_BUILTINS = frozenset({"exec", "eval", "__import__", "setattr", "delattr"})
 _UNKNOWN_MODULES = frozenset({"ctypes", "importlib", "runpy"})  # of the standard library, may run anything
-_SETS_AT_IMPORT = re.compile(r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\(")
+_SETS_AT_IMPORT = r"\benviron(\[[^\]]*\]\s*=[^=]|\.(setdefault|update|pop)\()|\bputenv\("
 """Text of a package's own first file that may set a variable."""
-_SETS_TORCH = re.compile(r"""environ\[["']TORCH\w*["']\]\s*=[^=]|\b(setdefault|putenv)\(\s*["']TORCH""")
+_SETS_TORCH = r"""environ\[["']TORCH\w*["']\]\s*=[^=]|\b(setdefault|putenv)\(\s*["']TORCH"""
 """Text that may set a variable of torch's compiler, which is read when an optimizer is made."""
 _MAX_MODULES = 64
 MAX_TEXT_BYTES = 4 << 20  # of the script's own, how many are looked into, and their size together
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-@dataclass(frozen=True)
-class ScriptImports:
+class ScriptImports(Record):
     """What may be imported for a script before it runs."""
 
     names: tuple[str, ...] = ()  # as `module` or `module:name`, in order and without repeats
@@ -69,15 +69,14 @@ def read_imports(script: Path, root: Path | None = None, *, poses: bool = False)
             setter.look(statement, script)
     text = script.read_bytes().decode("utf-8", "replace")
     if found and re.search(r"\boptim\b", text):
-        if sets := _SETS_TORCH.search(text):
+        if sets := re.search(_SETS_TORCH, text):
             kept = tuple(name for name in found if name.startswith("numpy"))
             return ScriptImports(kept, "torch", f"{script.name}:{text.count(chr(10), 0, sets.start()) + 1}")
         found[OF_OPTIMIZERS] = None
     return ScriptImports(tuple(found))
 
 
-@dataclass
-class _Setter:
+class _Setter(Record, frozen=False):
     """Finds the first statement that may set a variable of the environment: what cannot be told counts as one."""
 
     folder: Path  # where the script's own modules are
@@ -229,7 +228,7 @@ def _package_sets(name: str) -> bool:
         text = Path(spec.origin).read_text(errors="replace") if spec.origin else ""
     except (OSError, ValueError, ImportError):
         return True
-    return _SETS_AT_IMPORT.search(text) is not None
+    return re.search(_SETS_AT_IMPORT, text) is not None
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -269,8 +268,7 @@ COMMANDS = ("examples", "trace", "estimate", "status", "watch", "logs", "stop", 
 PYTHON_FLAGS_WITHOUT_EFFECT = frozenset({"-u"})  # workers write whole lines at once
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Record):
     """What every worker runs."""
 
     kind: ProgramKind  # script: a Python file run as `__main__`; module: as `python -m`; executable: started by exec
@@ -367,12 +365,10 @@ def find_program(name: str) -> str | None:
 
 
 def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, as_python: bool = False) -> Program:
-    import zipfile  # not for --help
-
     path = working_directory / name
     if path.is_dir() and not (as_python and (path / "__main__.py").is_file()):
         raise UsageError(f"{name}: is a directory; name the script inside it")
-    if path.is_dir() or (as_python and path.is_file() and zipfile.is_zipfile(path)):
+    if path.is_dir() or (as_python and path.is_file() and _is_archive(path)):
         return Program("executable", sys.executable, (name, *args))  # the interpreter finds __main__ in it
     if path.is_file():
         if as_python or path.suffix == ".py":
@@ -388,6 +384,12 @@ def _file_program(name: str, args: tuple[str, ...], working_directory: Path, *, 
     if found is None:
         raise UsageError(f"{name}: no such file in {working_directory}{_script_hint(name, working_directory)}")
     return Program("executable", found, args)
+
+
+def _is_archive(path: Path) -> bool:
+    import zipfile  # not for --help
+
+    return zipfile.is_zipfile(path)
 
 
 def _script_hint(name: str, working_directory: Path) -> str:

@@ -12,12 +12,13 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from msrun import contract
 from msrun.errors import UsageError
 from msrun.planning.hosts import blamed_on
+from msrun.planning.record import Record
 from ranktable.hosts.brackets import expand
 from ranktable.hosts.ranges import RangeError, read_ranges
 
@@ -30,19 +31,17 @@ PORT_COUNT = 20_000  # below the ports that Linux (from 32768) and Kubernetes (f
 LISTED = "number of hosts in "
 
 _MAX_DIGITS = 9
-_LOOPBACK = re.compile(r"localhost\Z|127\.[0-9.]+\Z|::1\Z")
+_LOOPBACK = r"localhost\Z|127\.[0-9.]+\Z|::1\Z"
 
 
-@dataclass(frozen=True)
-class Told(Generic[T]):
+class Told(Record, Generic[T]):
     """A value, and where it came from."""
 
     value: T
     source: str  # name of a variable, or more words than that
 
 
-@dataclass(frozen=True)
-class HostView:
+class HostView(Record):
     """The little that must be known of this host to understand its variables."""
 
     name: str
@@ -51,8 +50,7 @@ class HostView:
     listed: tuple[str, ...] = ()  # the hosts in the file that PBS_NODEFILE names, one for each of their slots
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class Surroundings(Record, kw_only=True):
     """A job of which this host is a part, as far as variables tell of it; None = no variable says it."""
 
     name: str  # in words: "Slurm job 4711"
@@ -101,7 +99,7 @@ def _place(environ: Environ, name: str, size: Told[int]) -> Told[int]:
 def _master(environ: Environ, host: HostView, node_rank: Told[int] | None, *names: str) -> Told[str] | None:
     """Return the address of node 0 in the first variable that is set; its host name where node 0 is told localhost."""
     name = next((name for name in names if environ.get(name)), "")
-    if not name or not _LOOPBACK.match(environ[name]):
+    if not name or not re.match(_LOOPBACK, environ[name]):
         return Told(environ[name], name) if name else None
     if node_rank is not None and node_rank.value == 0:
         return Told(host.name, f"host name; {name} is {environ[name]}")
@@ -140,8 +138,7 @@ IN_POD = "KUBERNETES_SERVICE_HOST"
 HOSTS_FILE = "/etc/hosts"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variables:
+class Variables(Record, kw_only=True):
     """The variables of one scheduler; of several names the first that is set counts."""
 
     name: str  # in words; `{NAME}` stands for the value of that variable, {} for this host
@@ -414,7 +411,7 @@ OPEN_MPI = Variables(
     job=(NAMESPACE,),
     remedy="add --master_addr ADDRESS of the host of rank 0: mpirun ... msrun --master_addr ADDRESS ...",
 )
-_REGEX_PIECE = re.compile(r"([^,\[\]@]*)(?:\[([0-9]{1,9}):([0-9,-]+)\]([^,\[\]@]*))?(?:,|@|\Z)")
+_REGEX_PIECE = r"([^,\[\]@]*)(?:\[([0-9]{1,9}):([0-9,-]+)\]([^,\[\]@]*))?(?:,|@|\Z)"
 _MAX_HOSTS = 16_384
 
 
@@ -444,7 +441,7 @@ def read_node_regex(text: str) -> list[str]:
     names: list[str] = []
     position = 0
     while position < len(text) and text[position - 1 : position] != "@":
-        match = _REGEX_PIECE.match(text, position)
+        match = re.compile(_REGEX_PIECE).match(text, position)
         if match is None or not match[0]:
             return []
         head, width, ranges, tail = match.groups()
@@ -471,7 +468,7 @@ SAGEMAKER = Variables(
 VERTEX = "CLUSTER_SPEC"
 VERTEX_JOB = Variables(name="Vertex AI job", node_rank=VERTEX, hosts=VERTEX)
 _TRAINING_POOLS = ("workerpool0", "workerpool1")
-_VOLCANO_HOSTS = re.compile(r"VC_(\w+)_HOSTS\Z")
+_VOLCANO_HOSTS = r"VC_(\w+)_HOSTS\Z"
 
 
 def find_sagemaker(environ: Environ, host: HostView) -> Surroundings | None:
@@ -518,7 +515,7 @@ def _json(environ: Environ, name: str, kind: type) -> Any:
 def find_volcano(environ: Environ, host: HostView) -> Surroundings | None:
     """Return the Volcano job that this pod is of."""
     index = VOLCANO_PODS.node_rank
-    tasks = [match[1] for name in sorted(environ) if (match := _VOLCANO_HOSTS.match(name)) and environ[name]]
+    tasks = [match[1] for name in sorted(environ) if (match := re.match(_VOLCANO_HOSTS, name)) and environ[name]]
     if not tasks:
         return VOLCANO_PODS.find(environ, host)
     if len(tasks) > 1:

@@ -28,12 +28,13 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cache
 from typing import Any, NoReturn
 
 from msrun import contract
 from msrun.errors import UsageError, near_miss
+from msrun.planning.record import Record
 from ranktable.bounded_text import TextError, compose_yaml, load_json
 
 
@@ -70,8 +71,7 @@ MINDSPORE_KEYS = ("recovery", "connection_num", "cert_check_interval_in_hour")
 PASSWORD_KEYS = ("server_password", "client_password", "password")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TlsSpec:
+class TlsSpec(Record, kw_only=True):
     """What the user asked for; none of the files it names was read."""
 
     source: str  # the path as given with --tls_config, for messages
@@ -160,7 +160,7 @@ def _ciphers(names: Sequence[str], source: str) -> tuple[str, ...]:
     return tuple(name for name in names if name != PSK_CIPHER) or CIPHERS
 
 
-OF_LAUNCHER = re.compile(
+OF_LAUNCHER = (
     r"(PMI_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_COMM_WORLD_|OMPI_WORLD_|OMPI_MCA_orte_|OMPI_MCA_ess_base_|PET_RDZV_)\w+\Z"
     r"|OMPI_(APP_CTX_NUM_PROCS|ARGV|COMMAND|FILE_LOCATION|FIRST_RANKS|NUM_APP_CTX|TOOL_NAME|UNIVERSE_SIZE)\Z"
     r"|OMPI_MCA_(ess|initial_wdir|num_procs|pmix)\Z"
@@ -184,8 +184,7 @@ def read_truth(word: str) -> bool:
     return (FALSE_WORDS + TRUE_WORDS).index(word.lower()) >= len(FALSE_WORDS)
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Record):
     """A value that is not a default, and where it came from; to be shown, so secrets are hidden in it."""
 
     name: str
@@ -198,7 +197,6 @@ class Setting:
         return " ".join(_plain(value) for value in values).replace("\n", "\\n").replace("\r", "\\r")
 
 
-@dataclass(frozen=True)
 class FoundSetting(Setting):
     """One that a cluster manager or another launcher has told; said at the start, in a line of its own."""
 
@@ -220,8 +218,7 @@ KINDS = {  # type of a field -> what its option takes
 _MAX = 1e9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(Record, kw_only=True):
     """A setting as it is asked for: --name, MSRUN_<NAME>, `name:` in a --config file, and its line in --help."""
 
     name: str
@@ -314,7 +311,7 @@ def without_option_variables(environ: Mapping[str, str], names: Iterable[str]) -
     settings = {*SECRET_VARIABLES, *map(variable_name, names)} - contract.WORKER_SETTINGS
     if contract.MSRUN_JOB_ID in environ:
         settings -= contract.JOB_VARIABLES
-    return {name: value for name, value in environ.items() if name not in settings and not OF_LAUNCHER.match(name)}
+    return {name: value for name, value in environ.items() if name not in settings and not re.match(OF_LAUNCHER, name)}
 
 
 def settings_note(settings: Iterable[Setting]) -> list[str]:
@@ -338,8 +335,7 @@ _OWN = {"version": _SINGLE, "script": _SINGLE, "module": _SINGLE, "args": _LIST,
 """What the file holds beside options -> its form."""
 
 
-@dataclass(frozen=True)
-class JobConfig:
+class JobConfig(Record):
     """A file of settings, as the words that the command line would hold."""
 
     source: str

@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,6 +19,7 @@ from msrun.errors import UsageError, near_miss
 from msrun.planning.hosts import HostAssignment, HostEntry, blamed_on
 from msrun.planning.masking import check_patterns
 from msrun.planning.program import DeviceTarget, MindSporeKind, MindSporeSemantics, Program, StartMethod
+from msrun.planning.record import Record
 from msrun.planning.settings import Setting, TlsSpec, check_ranges, field_options, option, read_truth, refuse_together
 from ranktable.hosts.brackets import shorten
 from ranktable.hosts.host_list import MAX_PORT, check_user
@@ -34,11 +35,11 @@ MEETING_PORT = 8118  # where several hosts meet when no port is given: MindSpore
 FORWARDABLE = ("USR1", "USR2", "WINCH", "URG", "CONT", "ALRM", "VTALRM", "PROF", "IO")
 """Signals that msrun may pass on to workers; the others end msrun, or belong to it."""
 
-_SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:I?B)?\Z", re.IGNORECASE)
+_SIZE = r"(?i)([0-9]+)\s*([KMGT]?)(?:I?B)?\Z"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z")
-_LOG_STEM = re.compile(r"[A-Za-z0-9._{}-]+\Z")
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]*\Z"
+_HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9.:_-]*\Z|::1\Z"
+_LOG_STEM = r"[A-Za-z0-9._{}-]+\Z"
 
 
 def parse_statuses(option: str, text: str) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ def parse_statuses(option: str, text: str) -> tuple[int, ...]:
 
 def parse_size(option: str, text: str) -> int:
     """Turn `100M`, `1G`, `64KiB` or plain bytes into bytes; units are powers of 1024 (UsageError: not such a size)."""
-    match = _SIZE.match(text.strip())
+    match = re.match(_SIZE, text.strip())
     if not match:
         raise UsageError(f"{option} {text}: not a size; give bytes, or a whole number with K, M, G or T such as 100M")
     return int(match[1]) * _UNITS[match[2].upper()]
@@ -76,12 +77,11 @@ def format_size(size_bytes: int) -> str:
 SCHEDULER_KEY = "scheduler"
 MAX_CPU = 1 << 16  # no kernel counts further (CONFIG_NR_CPUS); what is larger is a slip of the pen
 
-_DEVICE_KEY = re.compile(r"device(0|[1-9]\d{0,5})\Z")
+_DEVICE_KEY = r"device(0|[1-9]\d{0,5})\Z"
 _EXAMPLE = """{"device0": ["0-3", "8"], "device1": ["4-7"]}"""
 
 
-@dataclass(frozen=True)
-class CoreBinding:
+class CoreBinding(Record):
     """What `--bind_core` asked for."""
 
     is_auto: bool = True  # True: msrun shares the cores out
@@ -103,7 +103,7 @@ def parse_bind_core(text: str) -> CoreBinding | None:
         raise UsageError(f"--bind_core {text}: not a JSON object of devices; give e.g. --bind_core='{_EXAMPLE}'")
     lists = {key: _parse_cpus(key, items) for key, items in value.items()}
     scheduler = lists.pop(SCHEDULER_KEY, ())
-    for wrong in (key for key in lists if not _DEVICE_KEY.match(key)):
+    for wrong in (key for key in lists if not re.match(_DEVICE_KEY, key)):
         raise UsageError(f"--bind_core: {wrong!r} is no device; keys are device0, device1, ... and {SCHEDULER_KEY}")
     devices = {int(key.removeprefix("device")): cpus for key, cpus in lists.items()}
     return CoreBinding(is_auto=False, devices=devices, scheduler=scheduler)
@@ -153,8 +153,7 @@ def parse_signals(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(signal.Signals[f"SIG{word.removeprefix('SIG')}"]) for word in words))
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobTerms:
+class JobTerms(Record, kw_only=True):
     """What is asked of a job and holds for all of it: the same in the spec and in the plan."""
 
     cluster_time_out_s: int = option(
@@ -235,8 +234,7 @@ class JobTerms:
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
 
 
-@dataclass(frozen=True)
-class SshSettings:
+class SshSettings(Record):
     """What holds for all hosts; what a host list says of one host wins, ssh_config fills in the rest."""
 
     config_file: Path | None = option(
@@ -280,8 +278,7 @@ class SshSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchSpec(JobTerms):
+class LaunchSpec(JobTerms, kw_only=True):
     """One `msrun` command, translated once by the command line. Every field was checked by `check_spec`."""
 
     program: Program
@@ -483,7 +480,7 @@ def check_spec(spec: LaunchSpec) -> None:
     refuse_together({one.name for name, one in known.items() if getattr(spec, name) != defaults[name]}, EXCLUSIVE)
     if not spec.is_remote:
         _check_counts(spec)
-    if not _HOST_NAME.match(spec.master_addr):
+    if not re.match(_HOST_NAME, spec.master_addr):
         raise UsageError(f"--master_addr {spec.master_addr!r}: not an address or host name; give e.g. {LOOPBACK}")
     for name, value in spec.env:
         check_env(name, value)
@@ -494,7 +491,7 @@ def check_spec(spec: LaunchSpec) -> None:
             check_user(spec.ssh.user, "--ssh_user")
     stem = spec.worker_log_name
     bare = stem.replace("{ip}", "").replace("{hostname}", "")
-    if not _LOG_STEM.match(stem) or "{" in bare or "}" in bare or stem in (".", ".."):
+    if not re.match(_LOG_STEM, stem) or "{" in bare or "}" in bare or stem in (".", ".."):
         raise UsageError(
             f"--worker_log_name {stem}: letters, digits, '.', '_', '-' and the words {{ip}} and {{hostname}} only"
         )
@@ -583,7 +580,7 @@ def check_env(name: str, value: str) -> None:
 
 
 def _check_name(name: str, begin: str) -> None:
-    if not _ENV_NAME.match(name):
+    if not re.match(_ENV_NAME, name):
         raise UsageError(f"{begin} a variable name; letters, digits and _ only, not starting with a digit")
 
 

@@ -14,8 +14,8 @@ MAX_HOSTS = 65_536
 MAX_LIST_CHARS = 4_000_000
 MAX_SHOWN_CHARS = 60
 
-_GROUP = re.compile(r"\[([^][]*)\]")
-_LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*)\Z", re.DOTALL)
+_GROUP = r"\[([^][]*)\]"
+_LAST_NUMBER = r"(?s)(.*?)([0-9]+)([^0-9]*)\Z"
 
 
 def expand(text: str) -> list[str]:
@@ -45,7 +45,7 @@ def fold(names: Iterable[str]) -> str:
     """
     folded: list[tuple[str, str, list[str]]] = []
     for name in names:
-        match = None if set(name) & set("[]:") else _LAST_NUMBER.match(name)
+        match = None if set(name) & set("[]:") else re.match(_LAST_NUMBER, name)
         is_foldable = match is not None and len(match[2]) <= MAX_DIGITS
         head, number, tail = match.groups() if match and is_foldable else (name, "", "")
         last = folded[-1] if folded else ("", "", [""])
@@ -88,7 +88,7 @@ def _half(letter: str, text: str) -> HostListError:
 
 def _expand_word(word: str, room: int) -> list[str]:
     """Return the names of one word; at most `room`."""
-    parts = _GROUP.split(word)  # text, group, text, group, ..., text
+    parts = re.split(_GROUP, word)  # text, group, text, group, ..., text
     choices: list[Iterable[str]] = []
     count = 1
     for index, part in enumerate(parts):

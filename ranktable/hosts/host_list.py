@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ranktable.errors import HostListError, near_miss
 from ranktable.hosts.brackets import expand, quote, shorten, split_outside
 from ranktable.hosts.names import MAX_SLOTS, address_of, check_host_name, host_key, split_place
 from ranktable.hosts.ranges import RangeError, fold_numbers, read_ranges
+from ranktable.record import Record
 
 MAX_DEVICE_ID = 4095
 MAX_PORT = 65535
 SHOWN_HOSTS = 4
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*\Z")
-_PATH = re.compile(r"/[^\x00-\x1f\x7f]*\Z")
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*\Z"
+_PATH = r"/[^\x00-\x1f\x7f]*\Z"
 
 
-@dataclass(frozen=True)
-class ListedHost:
+class ListedHost(Record):
     """One host. Its name is checked: no ssh and no shell can read it wrong."""
 
     name: str
@@ -104,7 +104,7 @@ def check_distinct(hosts: Iterable[ListedHost]) -> None:
 
 def check_user(user: str, source: str) -> str:
     """Return a name of a user; raises HostListError for what is none."""
-    if not _USER.match(user):
+    if not re.match(_USER, user):
         remedy = "letters, digits, '_', '.', '+', '@' and '-' only"
         raise HostListError(f"user {quote(user)} is no user name", remedy, source)
     return user
@@ -112,7 +112,7 @@ def check_user(user: str, source: str) -> str:
 
 def check_python(path: str, source: str) -> str:
     """Return a path that is absolute, since no shell looks it up on the host; raises HostListError for others."""
-    if not _PATH.match(path):
+    if not re.match(_PATH, path):
         remedy = "give the absolute path of a Python on the host"
         raise HostListError(f"python {quote(path)} is no absolute path", remedy, source)
     return path

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ranktable.errors import HostListError, near_miss
 from ranktable.hosts.brackets import MAX_HOSTS, expand, quote
@@ -46,8 +46,7 @@ _OURS = frozenset({"devices", "port", "python", "address"})
 """Keys that no launcher but msrun has."""
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """One line that is neither blank nor a comment."""
 
     hosts: tuple[Any, ...]

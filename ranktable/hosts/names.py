@@ -13,8 +13,8 @@ MAX_NAME_CHARS = 253
 MAX_SLOTS = 4096
 LOOPBACK = "localhost"
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
-_ZONE = re.compile(r"[A-Za-z0-9_.-]+\Z")
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
+_ZONE = r"[A-Za-z0-9_.-]+\Z"
 
 
 def host_key(name: str) -> str:
@@ -34,7 +34,7 @@ def check_host_name(name: str) -> None:
     if len(name) > MAX_NAME_CHARS:
         raise HostListError(f"{quote(name)} has more than {MAX_NAME_CHARS} characters", "give a host name")
     is_mistyped = "." in name and not name.strip("0123456789.")  # 10.0.0 or 10.0.0.256
-    if address_of(name) is None and (is_mistyped or not _NAME.match(name)):
+    if address_of(name) is None and (is_mistyped or not re.match(_NAME, name)):
         remedy = "letters, digits, '.', '-' and '_' only"
         raise HostListError(f"{quote(name)} is neither a host name nor an address", remedy)
 
@@ -65,6 +65,6 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         address = ipaddress.ip_address(bare)
     except ValueError:
         return None
-    if percent and (address.version == 4 or not _ZONE.match(zone)):
+    if percent and (address.version == 4 or not re.match(_ZONE, zone)):
         return None
     return ipaddress.ip_address(text)

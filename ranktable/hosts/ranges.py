@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal, TypeVar
+
+from ranktable.record import Record
 
 MAX_DIGITS = 9
 LARGEST = 10**MAX_DIGITS - 1
 
-_RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}})(?:/([1-9][0-9]{{0,5}}))?)?")
+_RANGE = rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}})(?:/([1-9][0-9]{{0,5}}))?)?"
 
 T = TypeVar("T")
 
@@ -26,8 +27,7 @@ class RangeError(ValueError):
         self.turned = turned
 
 
-@dataclass(frozen=True, slots=True)
-class NumberRange:
+class NumberRange(Record):
     """One range as it was written: `08-16/2`."""
 
     numbers: range
@@ -37,7 +37,7 @@ class NumberRange:
 
 def read_range(text: str, largest: int = LARGEST, *, has_steps: bool = False) -> NumberRange:
     """Read `7`, `0-3` or, with steps, `0-8/2`; raises RangeError, also for numbers above `largest`."""
-    match = _RANGE.fullmatch(text)
+    match = re.fullmatch(_RANGE, text)
     if match is None or (match[3] and not has_steps):
         raise RangeError(text, "form")
     first, last = match[1], match[2] or match[1]

@@ -8,7 +8,7 @@ for is a warning.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Literal
 
@@ -16,6 +16,7 @@ from ranktable.kinds import all_dialects, dialect_of
 from ranktable.model import RankTable
 from ranktable.problem import Problem, Severity
 from ranktable.profile import CHIPS, Profile
+from ranktable.record import Record
 from ranktable.rules import citations
 
 EVERYWHERE = frozenset(["R1", "R2", "R3", "R4", "R5", "R31", "R32", "L1", "L2", "L3", "L4", "L5", "L6", "L7"])
@@ -27,8 +28,7 @@ Weight = Literal["error", "warning", "error or warning"]
 _RULES: dict[str, Rule] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Record):
     """A rule: its stable id, what it asks for in one sentence, and the function that finds what breaks it."""
 
     rule_id: str

@@ -1,7 +1,7 @@
 """What hosts tell their coordinator of a failure."""
 
 from msrun.cluster.failure import FailureReport, JobFailure, WorkerFailure, fault_of_job
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 
 def fault_of(node_rank, reason, exit_code, **more):

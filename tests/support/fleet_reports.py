@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from msrun.cluster.protocol import Finding, HostAddress, HostReport
+from msrun.cluster.host_report import Finding, HostAddress, HostReport
 from msrun.errors import MsrunError
 from msrun.launch.preflight.fleet_checks import HostAnswer, LauncherFacts
 from msrun.planning.hosts import HostEntry

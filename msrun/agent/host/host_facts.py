@@ -8,7 +8,6 @@ import re
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from msrun.planning.placement.host import (
     visible_ascend,
     visible_cuda,
 )
+from msrun.planning.record import Record
 from msrun.planning.spec import LOOPBACK
 
 _SIBLINGS = ("core_cpus_list", "thread_siblings_list")  # the name since Linux 5.3, and the one before
@@ -68,8 +68,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
             yield (*(base / one for one in [relative, *relative.parents] if one != Path()), base)
 
 
-@dataclass(frozen=True)
-class CgroupLimits:
+class CgroupLimits(Record):
     """Limits on processors; None = no limit."""
 
     quota_cores: float | None  # processor time per time, so 1.5 = one and a half processors
@@ -189,13 +188,15 @@ _FOLDER = ".dist-info"
 
 def installed_version(package: str) -> str:
     """Return the version, such as 2.13.0+cpu; empty when the package is not installed. It stands in the name of the
-    metadata's folder (PyPA's "Recording installed projects"): importlib.metadata, asked where there is none, costs more
-    than the rest of a look at a host."""
+    metadata's folder (PyPA's "Recording installed projects"): importlib.metadata costs more than the rest of a look at
+    a host, and is only asked of a package that can be imported."""
     for path in sys.path:
         with contextlib.suppress(OSError):  # an archive, or nothing
             for name in os.listdir(path or "."):  # noqa: PTH208 - site-packages is long
                 if name.startswith(f"{package}-") and name.endswith(_FOLDER):
                     return name[len(package) + 1 : -len(_FOLDER)]
+    if find_spec(package) is None:
+        return ""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -8,19 +8,18 @@ import faulthandler
 import fcntl
 import logging
 import os
-import platform
 import re
 import signal
 import sys
 import termios
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from msrun import contract
 from msrun.agent.own_file import open_own_file
+from msrun.agent.processes.main_module import Main
 from msrun.agent.processes.process_control import die_with_parent, set_open_files, sweep_job
 from msrun.agent.processes.progress_board import watch_joining
 from msrun.agent.processes.server_handle import SCHEDULER_ID, ProcessSpec
@@ -29,10 +28,10 @@ from msrun.planning.environment import STACK_SIGNAL
 from msrun.planning.hosts import fold_ranks
 from msrun.planning.masking import mask_words
 from msrun.planning.program import Program
+from msrun.planning.record import Record
 
-if TYPE_CHECKING:
-    from msrun.agent.processes.main_module import Main
-
+with contextlib.suppress(ImportError):
+    import setproctitle  # noqa: F401 - once, for all that are forked
 
 MPOL_PREFERRED = 1
 MPOL_BIND = 2
@@ -43,7 +42,7 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def _set_mempolicy(mode: int, nodes: Collection[int]) -> None:
-    number = SET_MEMPOLICY.get(platform.machine(), -1)  # which no kernel has
+    number = SET_MEMPOLICY.get(os.uname().machine, -1)  # which no kernel has
     words = max(nodes) // _WORD_BITS + 1
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
@@ -92,8 +91,7 @@ EXIT_NOT_FOUND = 127
 _BLAS_THREAD_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-@dataclass
-class Given:
+class Given(Record, frozen=False):
     """What a fork server has of its job for the processes that it makes."""
 
     server_pid: int
@@ -143,8 +141,6 @@ def _become_worker(spec: ProcessSpec, program: Program, blas_threads: int) -> Ma
         set_torch_threads()
     if blas_threads > 1:
         _set_blas_threads(blas_threads)
-    from msrun.agent.processes.main_module import Main
-
     watch_joining()
     try:
         return Main(program)

@@ -32,20 +32,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msrun import contract
 from msrun.agent.processes import process_control
 from msrun.agent.processes.child import Given, become, set_environment
+from msrun.agent.processes.main_module import Main
 from msrun.agent.processes.process_control import Reaper, mark_job, raise_open_files
-from msrun.agent.processes.server_handle import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec
+from msrun.agent.processes.server_handle import MINDSPORE_SCHEDULER_ID, SCHEDULER_ID, ProcessSpec, read_spec
 from msrun.agent.timers import Timers
 from msrun.cluster.messages import Channel, Message, await_input
 from msrun.errors import describe_limit
-from msrun.planning.record_json import decode_record
-
-if TYPE_CHECKING:
-    from msrun.agent.processes.main_module import Main
 
 
 def preload(names: list[str]) -> None:
@@ -189,7 +186,7 @@ class ForkServer:
             case "prepare":
                 self._prepare(message)
             case "start":
-                specs = [decode_record(ProcessSpec, value) for value in message["processes"]]
+                specs = [read_spec(value) for value in message["processes"]]
                 self._waiting.extend(spec for spec in specs if spec.process_id >= 0)
                 if all(self._fork(spec) for spec in specs if spec.process_id < 0):
                     self._start_waiting()

@@ -15,10 +15,9 @@ import io
 import os
 import re
 import signal
+import site
 import struct
-import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -36,7 +35,7 @@ from msrun.planning.program import Program
 LINGER_S = 5.0  # how long a process may take to end before that is worth a word
 LOOK_S = 1.0
 BUSY_SHARE = 0.001  # share of a core that is a sign of life: an upload needs little
-_LIBRARY = re.compile(r"<|.*/lib/python3\.\d+/")
+_LIBRARY = r"<|.*/lib/python3\.\d+/"
 _NAME_OFFSET = contract.PROGRESS_RECORD_BYTES - contract.PROGRESS_NAME_BYTES - 8
 
 
@@ -78,7 +77,7 @@ def describe_wait() -> str:
 def _place(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
-        if not _LIBRARY.match(code.co_filename) and code.co_filename != __file__:
+        if not re.match(_LIBRARY, code.co_filename) and code.co_filename != __file__:
             is_ours = code.co_filename.startswith(os.path.dirname(__file__))  # noqa: PTH120
             return "" if is_ours else f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"  # noqa: PTH119
         frame = frame.f_back
@@ -150,6 +149,8 @@ def _forget_hidden(folder: Path) -> None:
     own &= sys.modules.keys()
     if not own:
         return
+    import subprocess  # for few
+
     argv = [sys.executable, "-c", "import sys; print(*sys.modules)"]  # what the interpreter itself has loaded, stays
     kept = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=False).stdout.split()
     for name in [name for name in sys.modules if name.partition(".")[0] in own.difference(kept)]:
@@ -176,7 +177,7 @@ def _remove_modules(imported_before: frozenset[str]) -> None:
         if hasattr(sys, name):
             setattr(sys, name, None)
     gc.collect()  # twice, as the interpreter: the first time while all modules live
-    packages = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    packages = (str(Path(os.__file__).parent), *site.getsitepackages())
     for name, module in reversed(list(sys.modules.items())):
         file = getattr(module, "__file__", None)
         is_own = isinstance(file, str) and name not in imported_before and not file.startswith(packages)

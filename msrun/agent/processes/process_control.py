@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import os
 import re
 import resource
@@ -17,11 +16,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from msrun import contract
+from msrun.planning.record import Record
 
 
 class ProcessStat(NamedTuple):
@@ -77,8 +76,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Record):
     """What the living processes of one session use."""
 
     cpu_s: float = 0.0  # processor seconds since they began
@@ -342,7 +340,7 @@ def set_open_files(limit: int, pid: int = 0) -> None:
 
 NO_JOB = "0" * 16  # stands in the environment of a process that has no job yet, in the place of the id: as long as one
 RLIMIT_LOCKS = 10  # Not among the names of `resource`. Source: asm-generic/resource.h.
-_SHOWN_LIMIT = re.compile(rb"^Max file locks +\S+ +(\d+) ", re.MULTILINE)  # the hard limit, as everybody may read it
+_SHOWN_LIMIT = rb"(?m)^Max file locks +\S+ +(\d+) "  # the hard limit, as everybody may read it
 _DIGEST_BITS = 48
 
 
@@ -369,7 +367,7 @@ def marked_processes(job_id: str) -> list[Pid]:
 def _is_marked(pid: int, job_id: str) -> bool:
     """Return whether a process is one of the job's; False where it is not to be looked at."""
     with contextlib.suppress(OSError):
-        limit = _SHOWN_LIMIT.search(Path("/proc", str(pid), "limits").read_bytes())
+        limit = re.search(_SHOWN_LIMIT, Path("/proc", str(pid), "limits").read_bytes())
         if limit and int(limit[1]) % (1 << _DIGEST_BITS) == _digest(job_id):
             return True
         shown = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
@@ -378,6 +376,8 @@ def _is_marked(pid: int, job_id: str) -> bool:
 
 
 def _digest(job_id: str) -> int:
+    import hashlib  # loads OpenSSL
+
     return int.from_bytes(hashlib.blake2b(job_id.encode(), digest_size=_DIGEST_BITS // 8).digest())
 
 

@@ -15,8 +15,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.abc import MetaPathFinder
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -25,12 +24,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from msrun import contract
 from msrun.agent.own_file import create_own_file, read_from
+from msrun.planning.record import Record
 
 PROGRESS_BOARD = "progress"  # file in the job's run_dir
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(Record):
     """One worker's record. Moments are seconds of CLOCK_MONOTONIC."""
 
     phase: int = contract.PHASE_UNKNOWN
@@ -169,7 +168,7 @@ def watch_joining() -> None:
         sys.meta_path.insert(0, _AfterImport())
 
 
-class _AfterImport(MetaPathFinder):
+class _AfterImport:
     """Sees the import of torch's rendezvous, once."""
 
     def find_spec(

@@ -6,18 +6,20 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msrun.cluster.messages import Channel
 from msrun.errors import ClusterError
 from msrun.planning.environment import SET_LATE
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import Record, encode_record
+
+if TYPE_CHECKING:
+    import subprocess  # for the agent alone, not for the server
 
 # -c leaves '' in sys.path[0] (not with PYTHONSAFEPATH); it goes, so that nothing is imported from the directory that
 # msrun was typed in. The name msrun is this package's, whatever PYTHONPATH holds of that name.
@@ -47,8 +49,7 @@ def server_index(process_id: int) -> int | None:
     return FIRST_SERVER_ID - process_id if process_id <= FIRST_SERVER_ID else None
 
 
-@dataclass(frozen=True)
-class ProcessSpec:
+class ProcessSpec(Record):
     """One process that the fork server is asked to start."""
 
     process_id: int  # global rank, or one of the ids above
@@ -66,6 +67,13 @@ class ProcessSpec:
     def name(self) -> str:
         index = server_index(self.process_id)
         return _NAMES.get(self.process_id, f"worker {self.process_id}" if index is None else f"server {index}")
+
+
+def read_spec(value: Mapping[str, Any]) -> ProcessSpec:
+    """Return the process that the agent, which has started this server, asks for (TypeError: a wrong field)."""
+    program = value["program"] and Program(**{**value["program"], "args": tuple(value["program"]["args"])})
+    cpus, nodes = tuple(value["cpus"]), tuple(value["memory_nodes"])
+    return ProcessSpec(**{**value, "program": program, "cpus": cpus, "memory_nodes": nodes})
 
 
 SEND_S = 10.0  # how long a server may leave a request unread; it is stopped then, and of no use to the job
@@ -91,6 +99,8 @@ class ServerProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; False when it has not come in time."""
+        import subprocess
+
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -175,6 +185,8 @@ class ForkServerHandle:
 
 def start_fork_server(*, env: Mapping[str, str], working_directory: str, log_fd: int) -> ForkServerHandle:
     """Start a fork server, for `begin`; `log_fd`: gets what it says before (ClusterError: it cannot be started)."""
+    import subprocess
+
     ours, theirs = socket.socketpair()
     ours.settimeout(SEND_S)
     passing, taking = socket.socketpair()

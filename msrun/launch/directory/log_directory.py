@@ -22,7 +22,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import shlex
 import socket
 import stat
@@ -30,7 +29,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard
@@ -43,6 +42,7 @@ from msrun.cluster.membership import Membership, WorkerState
 from msrun.errors import UsageError, refused_as
 from msrun.launch.output import printable
 from msrun.planning.plan import LaunchPlan
+from msrun.planning.record import Record
 from msrun.planning.spec import LaunchSpec
 from ranktable.files import replace_file
 
@@ -55,8 +55,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 _ASKED = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class LockRecord:
+class LockRecord(Record):
     """Who took the lock last."""
 
     job_id: str
@@ -66,8 +65,7 @@ class LockRecord:
     error: str = ""  # why the job ended before its first event; left out otherwise
 
 
-@dataclass(frozen=True)
-class LockState:
+class LockState(Record):
     """What can be seen of a lock at one moment."""
 
     record: LockRecord | None  # None when the file is missing or damaged
@@ -279,8 +277,7 @@ class BoundedLogs(Observer):
 MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class PlannedWorker:
+class PlannedWorker(Record):
     """One worker of a written plan."""
 
     global_rank: int
@@ -288,8 +285,7 @@ class PlannedWorker:
     log_name: str  # its log's name in the log directory, wherever that has been moved to
 
 
-@dataclass(frozen=True)
-class PlanRecord:
+class PlanRecord(Record):
     """What is needed of a plan.json."""
 
     job_id: str
@@ -300,8 +296,7 @@ class PlanRecord:
     server_num: int = 0  # of parameter servers
 
 
-@dataclass
-class WorkerRecord:
+class WorkerRecord(Record, frozen=False):
     """What the events tell of one worker: of its newest attempt when it was started again."""
 
     pid: int = 0
@@ -309,8 +304,7 @@ class WorkerRecord:
     how: str = ""  # how it ended, in words
 
 
-@dataclass
-class EventsRecord:
+class EventsRecord(Record, frozen=False):
     """What the events tell of a job."""
 
     workers: dict[int, WorkerRecord] = field(default_factory=dict)
@@ -399,10 +393,10 @@ def _objects(value: object) -> list[dict[str, Any]]:
 
 LATEST = "latest"
 SCRIPT = "script.py"  # what has come from standard input, or a pipe
-_JOB_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
-_OF_HOST = re.compile(r"node_\d+")
-_PLAN = re.compile(r"plan(\.attempt_\d+)?\.json")
-_LOG = re.compile(r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?")
+_JOB_ID = r"\d{8}-\d{6}-[0-9a-f]{8}"
+_OF_HOST = r"node_\d+"
+_PLAN = r"plan(\.attempt_\d+)?\.json"
+_LOG = r"(?P<stem>.+?)(?:\.attempt_\d+)?\.log(?:\.\d+)?"
 _OF_ALL = (
     contract.SCHEDULER_LOG,
     contract.PLAN_JSON,
@@ -415,7 +409,7 @@ _OF_ALL = (
 
 
 def new_job_id() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
 
 
 def of_job(spec: LaunchSpec, job_id: str) -> LaunchSpec:
@@ -450,14 +444,14 @@ def require_job(log_dir: Path, option: str) -> Path:
 def list_jobs(log_dir: Path) -> list[Path]:
     """Return the folders of jobs in a log directory, the oldest first; none when it cannot be read."""
     with contextlib.suppress(OSError):
-        return sorted(path for path in log_dir.iterdir() if _JOB_ID.fullmatch(path.name) and path.is_dir())
+        return sorted(path for path in log_dir.iterdir() if re.fullmatch(_JOB_ID, path.name) and path.is_dir())
     return []
 
 
 def _target(link: Path) -> Path | None:
     with contextlib.suppress(OSError):
         name = os.readlink(link)  # noqa: PTH115 - as it is written
-        if _JOB_ID.fullmatch(name) and (link.parent / name).is_dir():
+        if re.fullmatch(_JOB_ID, name) and (link.parent / name).is_dir():
             return link.parent / name
     return None
 
@@ -468,7 +462,7 @@ def publish(folder: Path, job_id: str, logs: Iterable[str], keep_jobs: int) -> N
     `logs`: of its ranks, wherever they are written."""
     job = folder if folder.name == job_id else folder.parent
     root = job.parent
-    if job.name != job_id or not _JOB_ID.fullmatch(job_id):
+    if job.name != job_id or not re.fullmatch(_JOB_ID, job_id):
         return
     names = [Path(log).name for log in logs] if folder == job else [folder.name]
     with contextlib.suppress(OSError):
@@ -501,7 +495,7 @@ def _link(path: Path, target: str) -> None:
             return
         if not (stat.S_ISLNK(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     temporary.symlink_to(target)
     try:
         temporary.replace(path)
@@ -510,9 +504,9 @@ def _link(path: Path, target: str) -> None:
 
 
 def _remove_job(folder: Path) -> None:
-    for host in (path for path in folder.iterdir() if _OF_HOST.fullmatch(path.name) and path.is_dir()):
+    for host in (path for path in folder.iterdir() if re.fullmatch(_OF_HOST, path.name) and path.is_dir()):
         _remove_job(host)
-    plans = [path.name for path in folder.iterdir() if _PLAN.fullmatch(path.name)]
+    plans = [path.name for path in folder.iterdir() if re.fullmatch(_PLAN, path.name)]
     known = {*_OF_ALL, SCRIPT, contract.LOCK_FILE, *plans}
     logs = {contract.SCHEDULER_LOG}
     for plan in filter(None, (parse_plan(read_bytes(folder / name) or b"") for name in plans)):
@@ -532,5 +526,5 @@ def _remove_job(folder: Path) -> None:
 
 def log_of(name: str) -> str:
     """Return whose log a file is: `worker_3.log` for `worker_3.attempt_0.log.2`; empty for what is no log."""
-    match = _LOG.fullmatch(name)
+    match = re.fullmatch(_LOG, name)
     return f"{match['stem']}.log" if match else ""

@@ -8,12 +8,13 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from msrun.agent.log_file import FREE, change, find_data
 from msrun.agent.own_file import open_own_file, read_end
 from msrun.agent.processes.progress_board import Progress
+from msrun.planning.record import Record
 
 GAP = b"\n[msrun: more was written than --log_max_bytes keeps before it could be shown; lines are missing here]\n"
 
@@ -94,11 +95,11 @@ MAX_LINE_CHARS = 400
 TAIL_BYTES = 256 * 1024
 LOSS_BYTES = 4096
 
-_LOSS = re.compile(rb"loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)", re.IGNORECASE)
-_STEP = re.compile(rb"(?:\b|_)step(?: is|[:=#])?\s*(\d{1,18})", re.IGNORECASE)
-_OWN_FRAME = re.compile(r'  File "(.*/msrun/agent/processes/\w+\.py|<string>)", line \d+ in \S+\Z')
+_LOSS = rb"(?i)loss(?: is|[:=])\s*([-+0-9.eE]+|nan|inf)"
+_STEP = rb"(?i)(?:\b|_)step(?: is|[:=#])?\s*(\d{1,18})"
+_OWN_FRAME = r'  File "(.*/msrun/agent/processes/\w+\.py|<string>)", line \d+ in \S+\Z'
 """The frame below the script of a forked worker, and those of a thread of msrun's, as faulthandler writes them."""
-_BEGIN = re.compile(
+_BEGIN = (
     r"\s*(\[rank\d+\]:\s*)?"
     r"(Traceback \(most recent call last\):|Fatal Python error: .*|uncaught \w+( at .*:\d+)?(: .*)?)\s*\Z"
 )
@@ -111,8 +112,7 @@ def read_tail(path: Path, size_bytes: int) -> bytes:
     return read_end(path, size_bytes).lstrip(b"\0")
 
 
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(Record):
     """How far a worker is, by the end of its log, and by what it reports itself where it does."""
 
     written_at: float | None = None  # when it last wrote there, wall clock; None when it has written nothing
@@ -142,7 +142,7 @@ def read_log_end(path: Path) -> LogEnd:
     if not path.is_file() or not found.st_size:
         return LogEnd()
     tail = read_tail(path, LOSS_BYTES)
-    steps, losses = _STEP.findall(tail), _LOSS.findall(tail)
+    steps, losses = re.findall(_STEP, tail), re.findall(_LOSS, tail)
     lines = (line.rstrip(b"\r\t ").rpartition(b"\r")[2] for line in reversed(tail.split(b"\n")))
     last_line = next((line for line in lines if line.strip()), b"")
     return LogEnd(
@@ -156,8 +156,8 @@ def read_log_end(path: Path) -> LogEnd:
 def read_excerpt(path: Path) -> list[str]:
     """Return the last traceback in the end of a log, else its last lines; long lines are cut."""
     text = read_tail(path, TAIL_BYTES).decode("utf-8", "backslashreplace")
-    lines = [line for line in text.splitlines() if not _OWN_FRAME.match(line)]
-    begin = next((i for i in range(len(lines) - 1, -1, -1) if _BEGIN.match(lines[i])), None)
+    lines = [line for line in text.splitlines() if not re.match(_OWN_FRAME, line)]
+    begin = next((i for i in range(len(lines) - 1, -1, -1) if re.match(_BEGIN, lines[i])), None)
     if begin is None:
         lines = lines[-EXCERPT_LINES:]
     else:

@@ -26,7 +26,7 @@ from msrun.launch.transport.link import CLOSED, ByteChannel, EventLoop, Link, Ta
 from msrun.launch.transport.opener import Way
 from msrun.launch.transport.pipe import AgentPipe, opening
 from msrun.planning.hosts import HostEntry
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 NO_NODE = -1  # in place of a host's node_rank: it is none of this start, or a `fault` is the launcher's own
 MAX_BEAT_S = 2.0

@@ -49,7 +49,7 @@ from msrun.launch.transport.opener import HostOpener
 from msrun.planning.hosts import MAX_FAILURES, HostEntry, count_workers
 from msrun.planning.masking import forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 TICK_S = 0.2

@@ -11,14 +11,15 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from msrun import __version__, contract
 from msrun.agent.signals import SignalPipe
+from msrun.cluster.host_report import Finding, HostReport, ReachResult
 from msrun.cluster.messages import Message, pack_hosts, pack_text
-from msrun.cluster.protocol import Finding, HostJob, HostPart, HostReport, ReachResult, protocol
+from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout
 from msrun.launch.directory.log_directory import EventLog
 from msrun.launch.fleet.agents import ANSWER_S, CLOSE_S, LOSSES, AgentLink, Agents
@@ -42,7 +43,7 @@ from msrun.planning.build import plan_agent, plan_job
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts
 from msrun.planning.masking import explain_kept_secrets, forwarded_environment
 from msrun.planning.plan import HostPlan, LaunchPlan
-from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.record import Record, decode_record, encode_record
 from msrun.planning.spec import LOOPBACK, LaunchSpec, is_loopback
 from ranktable.files import MAX_BYTES, read_text
 from ranktable.hosts.brackets import fold
@@ -77,8 +78,7 @@ def ranks_of_hosts(spec: LaunchSpec) -> dict[int, tuple[int, ...]]:
     return {assignment.node_rank: assignment.ranks for assignment in assign_hosts(spec.host_entries, spec.table_hosts)}
 
 
-@dataclass(frozen=True)
-class ReadyHosts:
+class ReadyHosts(Record):
     """Hosts that are ready to start together."""
 
     master: tuple[str, int]  # address and port of the store, on node 0; port 0 when there is one host

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from msrun import contract
@@ -43,6 +43,7 @@ from msrun.launch.rendezvous import folder_of, of_hosts
 from msrun.launch.transport.link import EventLoop
 from msrun.launch.transport.opener import HostOpener, Way
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool, assign_hosts, count_workers
+from msrun.planning.record import Record
 from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 if TYPE_CHECKING:
@@ -419,8 +420,7 @@ class JoinedHosts(Hosts):
         return ReadyHosts((self.place[0], int(heard["port"])), hosts, shared, folders=folders)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Record):
     """A host that has come."""
 
     link: AgentLink | None  # None: this host, whose agent has not been started

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import ipaddress
 import os
 import re
 import resource
-import secrets
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from itertools import chain
@@ -26,13 +23,14 @@ from typing import TypeVar
 from msrun import __version__, contract
 from msrun.agent.host.host_facts import group_folders, installed_version, read_host_facts
 from msrun.agent.own_file import text_of
-from msrun.cluster.protocol import Finding, HostAddress, HostReport, ReachResult
+from msrun.cluster.host_report import Finding, HostAddress, HostReport, ReachResult
 from msrun.cluster.rendezvous import UnresolvedName, listen, own_addresses, resolve_address
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.planning.hosts import count_workers
 from msrun.planning.masking import mask_words
 from msrun.planning.placement.host import DevicePlacement, place_devices
 from msrun.planning.program import Program, own_modules
+from msrun.planning.record import Record
 from msrun.planning.spec import LOOPBACK, LaunchSpec, is_numeric
 
 T = TypeVar("T")
@@ -137,8 +135,7 @@ def _look_at_tls(spec: LaunchSpec, _caller: Mapping[str, str]) -> Finding:
     return Finding("warn" if warnings else "ok", "tls", text)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Record):
     """One thing to look at."""
 
     name: str
@@ -409,9 +406,9 @@ MAX_WORD_BYTES = 128
 def shown_word(log_dir: Path) -> Iterator[dict[str, str]]:
     """Keep a file with a random word in the log directory, or in the nearest folder above it that exists; yields {path,
     word} for `sees_word` of other hosts, nothing where it cannot be written."""
-    word = secrets.token_hex(32)
+    word = os.urandom(32).hex()
     # New, so that no host has remembered that it is not there.
-    path = _existing(log_dir) / f"{_PREFIX}{secrets.token_hex(8)}"
+    path = _existing(log_dir) / f"{_PREFIX}{os.urandom(8).hex()}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, contract.FILE_MODE)
     except OSError:
@@ -500,6 +497,8 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _digest(path: Path) -> str:
+    import hashlib  # not for a job on one host: it loads OpenSSL
+
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(MAX_FILE_BYTES))
         if file.read(1):

@@ -9,16 +9,17 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from msrun import contract
 from msrun.agent.processes.process_control import signal_name
-from msrun.cluster.protocol import Finding, HostReport, ReachResult
+from msrun.cluster.host_report import Finding, HostReport, ReachResult
 from msrun.errors import ClusterError, MsrunError, UsageError
 from msrun.launch.output import one_line
 from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
+from msrun.planning.record import Record
 from msrun.planning.spec import LOOPBACK, is_loopback, is_numeric
 from ranktable.hosts.brackets import fold
 
@@ -123,8 +124,7 @@ def _common_text(texts: Sequence[str], first_name: str) -> str:
 SHOWN_GROUPS = 3
 
 
-@dataclass(frozen=True)
-class Majority:
+class Majority(Record):
     """Hosts by what they have."""
 
     usual: str  # what most have; of two groups of one size, what the earlier host has
@@ -168,8 +168,7 @@ def quote(text: str, limit: int = MAX_TEXT_CHARS) -> str:
     return one_line(text[:limit])[:limit]
 
 
-@dataclass(frozen=True)
-class HostAnswer:
+class HostAnswer(Record):
     """A report, and when the launcher asked for it and got it."""
 
     report: HostReport
@@ -234,8 +233,7 @@ def check_sources(
         yield Finding("ok", "program", text, nodes=tuple(files))
 
 
-@dataclass(frozen=True)
-class MasterAddress:
+class MasterAddress(Record):
     """The scheduler's numeric address, and why it is this one."""
 
     address: str
@@ -300,8 +298,7 @@ FAR_SKEW_S = 300.0  # keeps a host out of a restart. Source: the limit of RFC 41
 NONE = "none"
 
 
-@dataclass(frozen=True)
-class LauncherFacts:
+class LauncherFacts(Record):
     """What the hosts are compared with, beside each other."""
 
     program: Program

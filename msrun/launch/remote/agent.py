@@ -50,7 +50,7 @@ from msrun.launch.transport.pipe import MARKER, AgentPipe, FilePipe, SocketPipe
 from msrun.planning.build import plan_early_server
 from msrun.planning.hosts import Fleet
 from msrun.planning.plan import LaunchPlan
-from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.record import decode_record, encode_record
 from msrun.planning.spec import LOOPBACK, LaunchSpec
 
 

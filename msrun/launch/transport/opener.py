@@ -17,7 +17,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from msrun.planning.placement.host import (
     bind_workers,
     place_devices,
 )
+from msrun.planning.record import Record
 from msrun.planning.spec import CoreBinding, LaunchSpec
 
 SHIPPED_PACKAGES = ("msrun", "ranktable")
@@ -92,8 +92,7 @@ _SALVAGE = "from msrun.launch.remote.logs import salvage\nsalvage({job_id!r},{nu
 _ATTACH = "from msrun.launch.remote.logs import attach\nattach({job_id!r},{number})\n"
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Record):
     """The way to one host: a new process there, and what its interpreter has to run."""
 
     open: Callable[[float | None], AgentPipe]  # returns a pipe before a moment, as `HostOpener.open`

@@ -11,12 +11,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import IO, Protocol
 
 from msrun.agent.processes.process_control import is_stopped, set_open_files
 from msrun.errors import ClusterError, refused_as
+from msrun.planning.record import Record
 
 # Run by the agent's interpreter. It takes a line "<bytes> <sha256>", then that many bytes of Python, and runs them:
 # whatever belongs to the job comes through the pipe, so that no shell ever reads it and no `ps` shows it.
@@ -192,8 +193,7 @@ class ChildPipe(SocketPipe):
         return data.decode("utf-8", "backslashreplace")
 
 
-@dataclass(frozen=True)
-class HostShare:
+class HostShare(Record):
     """One rehearsed host's part of this machine."""
 
     environment: Mapping[str, str] = field(default_factory=dict)

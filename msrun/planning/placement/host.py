@@ -6,17 +6,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from msrun.errors import UsageError
 from msrun.planning.hosts import count_workers
 from msrun.planning.program import DeviceTarget, StartMethod
+from msrun.planning.record import Record
 from msrun.planning.spec import SCHEDULER_KEY, CoreBinding, parse_cpu_range
 from ranktable.hosts.ranges import fold_numbers
 
 
-@dataclass(frozen=True)
-class Cpu:
+class Cpu(Record):
     """One processor as the kernel numbers them: a hardware thread."""
 
     number: int
@@ -25,8 +25,7 @@ class Cpu:
     core: int  # lowest processor number of its physical core: equal for hyper-threads of one core, unique on the host
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Record):
     """The processors of a host and what this process may use of them."""
 
     cpus: tuple[Cpu, ...]  # every processor that is online
@@ -64,11 +63,10 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ASCEND_VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 
-_LEADING_NUMBER = re.compile(r"\s*[+]?(\d+)")
+_LEADING_NUMBER = r"\s*[+]?(\d+)"
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Record):
     """One accelerator of the host."""
 
     number: str  # physical number, as nvidia-smi or npu-smi shows it
@@ -77,8 +75,7 @@ class Device:
     node: int | None = None  # NUMA node; None when not known
 
 
-@dataclass(frozen=True)
-class VisibleDevices:
+class VisibleDevices(Record):
     """What a process sees of the host's accelerators."""
 
     names: tuple[str, ...]  # physical numbers as the process counts them; a name where none is known
@@ -109,7 +106,7 @@ def _resolve_cuda(entry: str, preset: str, present: Sequence[Device]) -> str | N
     if preset.startswith("MIG-"):
         return entry if entry.startswith("MIG-") else None
     if not preset.startswith("GPU-"):
-        match = _LEADING_NUMBER.match(entry)  # the driver reads numbers as strtoul does
+        match = re.match(_LEADING_NUMBER, entry)  # the driver reads numbers as strtoul does
         index = int(match[1]) if match else len(present)
         return present[index].number if index < len(present) else None
     if not entry.startswith("GPU-") or not all(device.uuid for device in present):
@@ -137,8 +134,7 @@ def _ended(shown: str, entry: str, names: Sequence[str], count: int) -> VisibleD
     return VisibleDevices(tuple(names), f"{shown[:-1]} is empty" if not shown.partition("=")[2] else why)
 
 
-@dataclass(frozen=True)
-class HostFacts:
+class HostFacts(Record):
     """One host as the planner sees it."""
 
     name: str
@@ -157,8 +153,7 @@ class HostFacts:
         return self.topology or flat_topology(self.cpus)
 
 
-@dataclass(frozen=True)
-class DevicePlacement:
+class DevicePlacement(Record):
     """Which kind of device the workers use and which one each gets."""
 
     target: DeviceTarget  # cpu, gpu or ascend; never auto
@@ -203,8 +198,7 @@ IN_TURN = "one core in turn"  # how the reason begins where cores are fewer than
 Core = tuple[Cpu, ...]
 
 
-@dataclass(frozen=True)
-class WorkerBinding:
+class WorkerBinding(Record):
     """Where one worker runs."""
 
     cpus: tuple[int, ...]  # processors; empty = not bound
@@ -212,8 +206,7 @@ class WorkerBinding:
     reason: str  # why these, in words
 
 
-@dataclass(frozen=True)
-class HostBinding:
+class HostBinding(Record):
     """Where all processes of a host run."""
 
     workers: tuple[WorkerBinding, ...]  # by local rank

@@ -23,7 +23,7 @@ from msrun.agent.watch import Hang
 from msrun.cluster.membership import WorkerState
 from msrun.errors import ClusterError, OwnProcessLost, PeerFailed
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 FAILED, DONE, STOPPED = WorkerState.FAILED, WorkerState.DONE, WorkerState.STOPPED
 LOST = f"lose {SCHEDULER_ID} 9"

@@ -12,7 +12,7 @@ from msrun.cluster.coordinator import ORDERS, REPORTS, Coordinator
 from msrun.cluster.failure import FailureReport, fault_of_job, merge_failures, read_failure, read_report
 from msrun.cluster.membership import RestartPolicy
 from msrun.planning.hosts import HostEntry, HostPool
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 
 def coordinator(count=2, restarts=0, first_attempt=0):

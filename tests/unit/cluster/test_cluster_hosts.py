@@ -10,7 +10,7 @@ from msrun.cluster.connection import HostRequest, Refused, Registry
 from msrun.cluster.messages import pack_hosts, unpack_hosts
 from msrun.cluster.protocol import protocol
 from msrun.planning.hosts import HostAssignment
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 
 def request(node_rank=-1, workers=4, total=12, **changes):

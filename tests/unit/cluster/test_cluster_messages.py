@@ -23,6 +23,7 @@ from msrun.cluster.connection import (
     token_of_servers,
 )
 from msrun.cluster.failure import FailureReport
+from msrun.cluster.host_report import ReachResult
 from msrun.cluster.messages import (
     HEADER,
     MAX_MESSAGE_BYTES,
@@ -35,8 +36,8 @@ from msrun.cluster.messages import (
     print_fault,
     traceback_of,
 )
-from msrun.cluster.protocol import ReachResult, check_said, protocol, read_moment
-from msrun.planning.record_json import encode_record
+from msrun.cluster.protocol import check_said, protocol, read_moment
+from msrun.planning.record import encode_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters())
 objects = st.dictionaries(

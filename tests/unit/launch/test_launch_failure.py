@@ -16,7 +16,7 @@ from msrun.cluster.membership import Membership
 from msrun.errors import HangTimeout, Interrupted, PeerFailed
 from msrun.launch.failure import at_home, build_failure, hide_secrets, render_failure, report_failure, write_failure
 from msrun.planning.hosts import HostAssignment
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 TERM = int(signal.SIGTERM)
 STUCK = HangTimeout("--hang_time_out 3: no progress")

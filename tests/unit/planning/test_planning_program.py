@@ -22,7 +22,7 @@ from msrun.planning.program import (
     parse_program,
     read_imports,
 )
-from msrun.planning.record_json import decode_record, encode_record
+from msrun.planning.record import decode_record, encode_record
 
 
 @pytest.fixture

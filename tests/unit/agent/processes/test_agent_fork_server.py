@@ -1,6 +1,7 @@
 """The fork server: what it imports, when it may fork, what it is told, and that it runs before its job is known."""
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -24,11 +25,13 @@ from msrun.agent.processes.server_handle import (
     ForkServerHandle,
     ProcessSpec,
     ServerProcess,
+    read_spec,
     start_fork_server,
 )
 from msrun.cluster.messages import Channel, await_input
 from msrun.errors import ClusterError
-from msrun.planning.record_json import encode_record
+from msrun.planning.program import Program
+from msrun.planning.record import encode_record
 
 SINGLE_THREAD = """
 import sys, threading, types
@@ -356,3 +359,17 @@ def test_a_server_serves_what_differs_in_nothing_that_imports_read(tmp_path, cha
         process = mock.Mock()
         handle = ForkServerHandle(process, Channel(ours), passing, before, str(tmp_path))
         assert handle.can_serve({**before, **changes}, str(tmp_path / folder)) is can_serve
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ProcessSpec(-1, "/log"),
+        ProcessSpec(3, "/log", Program("module", "m", ("a", "b")), env={"A": "1", "GONE": None}, cpus=(0, 2)),
+    ],
+)
+def test_a_process_is_read_as_it_was_asked_for(spec):
+    message = json.loads(json.dumps(encode_record(spec)))
+    assert read_spec(message) == spec
+    with pytest.raises(TypeError, match="unknown: newer"):
+        read_spec({**message, "newer": 1})

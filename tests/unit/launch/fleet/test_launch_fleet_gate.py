@@ -15,7 +15,7 @@ from msrun.cluster.messages import HEADER, FrameBuffer, decode_body, encode_body
 from msrun.cluster.protocol import protocol
 from msrun.cluster.tls import open_identity
 from msrun.launch.fleet import joined_hosts as module
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 from msrun.planning.settings import parse_tls_config
 
 

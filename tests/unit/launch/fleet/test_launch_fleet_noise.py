@@ -33,7 +33,7 @@ from msrun.launch.transport.pipe import MARKER, SocketPipe
 from msrun.planning.hosts import HostEntry, assign_hosts
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 from msrun.planning.spec import LaunchSpec
 
 NONCE = "0" * 64

@@ -27,7 +27,7 @@ from msrun.launch.preflight.checks import read_sources
 from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts import HostEntry
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 PORT = 4711
 

@@ -26,7 +26,7 @@ from msrun.launch.remote.logs import LogCollector, own_logs
 from msrun.planning.hosts import HostAssignment, HostEntry, HostPool
 from msrun.planning.plan import HostPlan, WorkerPlan
 from msrun.planning.program import Program
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 HOSTS = tuple(HostAssignment(node, f"h{node}", f"10.0.0.{node + 1}", (node,), (0,)) for node in range(2))
 

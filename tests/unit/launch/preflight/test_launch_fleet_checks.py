@@ -9,7 +9,7 @@ import pytest
 from fleet_reports import LAUNCHER, make_answer, make_answers, make_entries
 from plans import small_spec
 
-from msrun.cluster.protocol import Finding, HostAddress, ReachResult
+from msrun.cluster.host_report import Finding, HostAddress, ReachResult
 from msrun.errors import ClusterError, MsrunError, RendezvousTimeout, UsageError
 from msrun.launch.fleet.hosts import inspect_launcher
 from msrun.launch.preflight.fleet_checks import (

@@ -9,7 +9,7 @@ import pytest
 from fleet_reports import make_entries, make_report
 from host_net import HostNet
 
-from msrun.cluster.protocol import HostAddress
+from msrun.cluster.host_report import HostAddress
 from msrun.errors import UsageError
 from msrun.launch.preflight.checks import try_reach
 from msrun.launch.preflight.fleet_checks import HostAnswer, choose_master_address
@@ -106,7 +106,7 @@ sys.stdin.read()
 TRY = """
 import json, sys
 from msrun.launch.preflight.checks import try_reach
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 print(json.dumps([encode_record(try_reach(address, port, 0.5)) for address, port in json.loads(sys.argv[1])]))
 """
 

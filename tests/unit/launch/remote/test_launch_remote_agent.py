@@ -11,15 +11,16 @@ import pytest
 from plans import plan_of, small_spec
 
 from msrun import contract
+from msrun.cluster.host_report import HostReport
 from msrun.cluster.messages import pack_hosts, pack_text
-from msrun.cluster.protocol import HostJob, HostPart, HostReport, protocol
+from msrun.cluster.protocol import HostJob, HostPart, protocol
 from msrun.errors import ClusterError
 from msrun.launch.remote import agent as module
 from msrun.launch.remote.agent import Agent
 from msrun.launch.remote.logs import spool_path
 from msrun.planning.hosts import HostAssignment
 from msrun.planning.placement.host import HostFacts
-from msrun.planning.record_json import encode_record
+from msrun.planning.record import encode_record
 
 SPEC = small_spec(Path("/"), 4, local_worker_num=2)
 JOB = HostJob(protocol(), "f00d", 1, SPEC, {"GIVEN": "yes"}, 60.0, will_run=False, can_resume=False)

@@ -77,9 +77,10 @@ try: p=keep(os.path.join(os.path.expanduser("~"),".cache","msrun"))
 except OSError: p=keep(own(os.path.join(tempfile.gettempdir(),"msrun-code-%d"%os.geteuid())))
 sys.path.insert(0,p)
 os.environ["PYTHONPATH"]=os.pathsep.join([p]+[q for q in os.environ.get("PYTHONPATH","").split(os.pathsep) if q])
+import msrun
 """
 
-# The name msrun is that of our package, whatever PYTHONPATH holds of that name.
+# The name msrun is that of our package, whatever PYTHONPATH holds of that name; what was sent has taken it already.
 _OWN = """\
 own=[p for p in sys.path if os.path.isfile(os.path.join(p,"msrun","launch","remote","agent.py"))][:1]
 sys.path[:0]=own

@@ -108,12 +108,20 @@ CODE = agent_codes({}, "0" * 16, 0, pack_msrun())[1]
 """Ends at once: there is no agent to connect to."""
 
 
-def run_code(folder, home):
+def run_code(folder, home, **env):
     """Run the code on a host with this home folder; its temporary folder is `folder`."""
-    env = {"PATH": os.environ["PATH"], "HOME": home, "TMPDIR": str(folder)}
+    env = {"PATH": os.environ["PATH"], "HOME": home, "TMPDIR": str(folder), **env}
     command = [sys.executable, "-c", "import sys; exec(sys.stdin.buffer.read())"]
     done = subprocess.run(command, input=CODE, env=env, cwd=folder, capture_output=True, check=False)
     assert done.returncode == NO_AGENT, done.stderr
+
+
+def test_code_that_is_sent_runs_whatever_msrun_the_host_has(tmp_path):
+    other = tmp_path / "other" / "msrun" / "launch" / "remote"
+    other.mkdir(parents=True)
+    for name in ("launch/remote/agent.py", "__init__.py"):
+        (tmp_path / "other" / "msrun" / name).write_text("raise SystemExit('another version')\n")
+    run_code(tmp_path, str(tmp_path), PYTHONPATH=str(tmp_path / "other"))
 
 
 def test_code_is_kept_once_where_the_home_folder_cannot_be_written(tmp_path):

@@ -14,6 +14,7 @@ from plans import small_plan
 from msrun.errors import RendezvousTimeout, UsageError
 from msrun.launch.job_hosts import read_host_list, read_table_hosts
 from msrun.launch.rank_table_file import await_rank_table, check_rank_table, linked_table, write_rank_table
+from ranktable import encode_table, read_table
 
 
 def write_table(folder, workers, text=None):
@@ -23,9 +24,10 @@ def write_table(folder, workers, text=None):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 300])
-def test_generated_table_is_private_and_passes_its_own_check(tmp_path, workers):
+def test_generated_table_is_private_what_ranktable_writes_and_passes_its_own_check(tmp_path, workers):
     path = write_table(tmp_path, workers)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == encode_table(read_table(path))
     check_rank_table(path, workers, "cpu")
 
 
